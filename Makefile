@@ -1,0 +1,39 @@
+# Two commands for a newcomer: `make compare` and `make test`. Both first make a virtual environment with the pinned
+# dependencies, whose hashes pip checks. PYTHON chooses the interpreter (3.11 to 3.13), VENV where it is made.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+RESULTS = results
+
+.PHONY: compare test bench lint requirements clean
+
+compare: $(VENV)/ready
+	$(RUN) -m bench compare $(ARGS)
+
+test: $(VENV)/ready
+	$(RUN) -m pytest $(ARGS)
+
+# Without warm-up rounds of its own pytest-benchmark would time what it likes; the benchmarks warm up for themselves.
+bench: $(VENV)/ready
+	mkdir -p $(RESULTS)
+	$(RUN) -m pytest bench --benchmark-json=$(RESULTS)/bench.json $(ARGS)
+
+lint: $(VENV)/ready
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ty check --python $(VENV)
+
+$(VENV)/ready: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11, 3.12 or 3.13 is needed: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
+	touch $@
+
+# Pins every dependency for all supported Pythons, with hashes; needs uv.
+requirements:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command "make requirements" --group dev --output-file requirements.txt pyproject.toml
+
+clean:
+	rm -rf $(VENV) $(RESULTS) .jax_cache .pytest_cache .ruff_cache .hypothesis

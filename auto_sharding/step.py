@@ -1,0 +1,71 @@
+"""The training step, with communication left to the compiler.
+
+Arrays are placed (`NamedSharding`), and an ordinary step is compiled for where they live (`jit`). The functions see
+global arrays, and nothing in them sends anything: XLA inserts the collectives. Compare explicit_shardmap/step.py,
+which has the same functions in the same order.
+"""
+
+from functools import partial
+
+import jax
+import optax
+from jax import Array
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from auto_sharding import data_parallel
+from shared.config import Config
+from shared.data import Batch
+from shared.loss import counted_tokens, summed_loss
+from shared.optimizer import clip
+from shared.placement import layout
+from shared.state import TrainState, example_keys, make_forward, next_state
+from shared.twin import Plan, Twin, metrics_of
+
+
+def logits(plan: Plan, state: TrainState, tokens_BT: Array) -> Array:
+    """Logits (B, T, V) of the global batch, without dropout."""
+    return plan.forward(state.params, tokens_BT)
+
+
+def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
+    """Mean loss over the global batch, its gradients, and the number of counted tokens."""
+    keys_B = example_keys(state, batch.rows)
+    tokens = counted_tokens(batch.weights, plan.config.model.dtype)
+
+    def mean_loss(params: optax.Params) -> Array:
+        logits_BTV = plan.forward(params, batch.tokens, keys_B)
+        return summed_loss(logits_BTV, batch.targets, batch.weights) / tokens
+
+    loss, gradients = jax.value_and_grad(mean_loss)(state.params)
+    gradients = data_parallel.average_gradients(plan.layout, gradients)
+    return loss, gradients, tokens
+
+
+def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    """The next state and the metrics of this step."""
+    loss, gradients, tokens = loss_and_grads(plan, state, batch)
+    norm = optax.global_norm(gradients)
+    gradients = clip(gradients, norm, plan.config.optimizer.clip)
+    return next_state(plan.config, state, gradients), metrics_of(loss, norm, tokens)
+
+
+def build(config: Config, mesh: Mesh) -> Twin:
+    """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
+    plan = Plan(config, layout(config, mesh), make_forward(config))
+    state, batch, everywhere = (plan.layout.shardings(specs) for specs in (plan.layout.state, plan.layout.batch, P()))
+    return Twin(
+        plan,
+        logits=jax.jit(partial(logits, plan), in_shardings=(state, batch.tokens), out_shardings=batch.tokens),
+        loss_and_grads=jax.jit(
+            partial(loss_and_grads, plan),
+            in_shardings=(state, batch),
+            out_shardings=(everywhere, state.params, everywhere),
+        ),
+        train_step=jax.jit(
+            partial(train_step, plan),
+            in_shardings=(state, batch),
+            out_shardings=(state, everywhere),
+            donate_argnums=0,
+        ),
+    )

@@ -1,0 +1,128 @@
+"""What `python -m bench compare` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from shared.collectives import Collective
+from shared.config import Config
+from shared.placement import layout, make_mesh
+from shared.state import initial_state
+
+if TYPE_CHECKING:
+    from bench.compare import Row
+
+GROUPS = ("loss", "logits", "gradients", "parameters")
+
+
+def draw_placement(console: Console, config: Config, devices: int) -> None:
+    """Draw where a batch and a weight live: which device holds which part."""
+    places = layout(config, make_mesh(config.strategy, devices))
+    tokens = places.place(np.zeros((config.batch, config.model.window), np.int32), places.batch.tokens)
+    state = initial_state(config, jax.random.key(0))
+    kernel = places.place(state.params["output"]["kernel"], places.state.params["output"]["kernel"])
+    for name, array in (("tokens of a batch", tokens), ("weight of the output layer", kernel)):
+        console.print(f"\n{name}, {list(array.shape)}, {places.mesh.size} devices: {array.sharding.spec}")
+        jax.debug.visualize_array_sharding(array, use_color=console.is_terminal)
+
+
+def print_report(console: Console, rows: Sequence[Row], config: Config, proof: Config) -> None:
+    """The table, one column for each number of devices, and what its figures mean."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", *(f"{row.devices} device{'s' * (row.devices > 1)}" for row in rows)):
+        table.add_column(heading, no_wrap=True)
+    for dtype in rows[0].proofs:
+        table.add_section()
+        table.add_row(f"[bold]largest difference, {dtype}")
+        for group in GROUPS:
+            table.add_row(f"  {group}", *(difference(row, dtype, group) for row in rows))
+        table.add_row("  worst gradient", *(worst_gradient(row, dtype) for row in rows))
+        table.add_row("  tolerance", *(f"{tolerance(row, dtype):.1e}" for row in rows))
+    table.add_row("[bold]collectives of a step")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(kinds(row.collectives[name]) for row in rows))
+    table.add_row("[bold]bytes a device puts in")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.collectives[name]):,}" for row in rows))
+    table.add_row("  predicted", *(f"{row.predicted_bytes:,}" for row in rows))
+    table.add_row("[bold]time of a step")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(f"{1e3 * row.seconds[name]:.1f} ms" for row in rows))
+    table.add_row("  explicit / auto", *(f"{row.explicit_over_auto:.2f}" for row in rows))
+    table.add_row("[bold]share of communication")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(share(row.communication_share[name], row.devices) for row in rows))
+    table.add_row("[bold]verdict", *("[green]equal" if row.equal else "[red]NOT EQUAL" for row in rows))
+    console.print()
+    console.print(table)
+    print_sources(console, rows[-1])
+    console.print(f"\n{explanation(config, proof)}")
+    for row in rows:
+        for dtype, pairs in row.proofs.items():
+            for pair, report in pairs.items():
+                if not report.equal:
+                    console.print(f"\n{row.devices} devices, {dtype}, {pair}: {report}", markup=False)
+
+
+def difference(row: Row, dtype: str, group: str) -> str:
+    """The largest relative difference of a group's leaves among the three pairs of steps."""
+    return f"{max(leaf.error for leaf in leaves(row, dtype, group)):.1e}"
+
+
+def worst_gradient(row: Row, dtype: str) -> str:
+    """The name of the gradient leaf that differs most."""
+    worst = max(leaves(row, dtype, "gradients"), key=lambda leaf: leaf.used)
+    return worst.name.removeprefix("gradients.").removeprefix("blocks.")
+
+
+def tolerance(row: Row, dtype: str) -> float:
+    return max(leaf.tolerance for leaf in leaves(row, dtype, "gradients"))
+
+
+def leaves(row: Row, dtype: str, group: str) -> list:
+    return [leaf for report in row.proofs[dtype].values() for leaf in report.leaves if leaf.group == group]
+
+
+def kinds(sends: Sequence[Collective]) -> str:
+    """How many collectives of each kind run in a step."""
+    counts = {kind: sum(c.count or 1 for c in sends if c.kind == kind) for kind in dict.fromkeys(c.kind for c in sends)}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+
+
+def print_sources(console: Console, row: Row) -> None:
+    """Each collective of both twins, with the line of source that asked for it."""
+    table = Table("twin", "collective", "axes", "arrays", "bytes", "times", "asked for by", box=None, pad_edge=False)
+    for name in ("auto", "explicit"):
+        for c in row.collectives[name]:
+            times = "?" if c.count is None else str(c.count)
+            table.add_row(name, c.kind, ", ".join(c.axes), str(c.arrays), f"{c.bytes:,}", times, c.source)
+    console.print(f"\n[bold]who communicates, on {row.devices} devices")
+    console.print(table)
+
+
+def share(value: float, devices: int) -> str:
+    return "none" if devices == 1 else f"{value:.0%}"
+
+
+def explanation(config: Config, proof: Config) -> str:
+    """What the figures are, in a few lines."""
+    model, small = config.model, proof.model
+    simulated = (
+        "\nThese devices are simulated and share this machine's cores: expect no speed-up from more of them. The share\n"
+        "of communication is mostly waiting for one another; bytes and counts are what carries over to real devices."
+    )
+    return (
+        "Differences: the largest of single-device / auto / explicit, relative to the norm of each leaf, for a model of\n"
+        f"{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping and one step "
+        "of SGD. Tolerance: docs/proof.md.\n"
+        f"Times: medians of rounds in turns, {model.layers} layers, width {model.width}, window {model.window}, batch "
+        f"{config.batch}, {config.optimizer.optimizer}, {model.dtype}. Bytes: what each device puts in.\n"
+        "Share of communication: what a step would save if its collectives were local."
+        + (simulated if jax.default_backend() == "cpu" else "")
+    )

@@ -1,0 +1,76 @@
+"""Time of compiled steps, in one process, taken in turns.
+
+On a shared machine a time means little by itself, and two times taken one after the other hardly more. So all steps
+that are to be compared run in turns, and their ratio is the median over rounds of the ratio within a round.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench import TWINS
+from bench.compute_only import compile_compute_only
+from shared.collectives import Collective, collectives, compile_readable
+from shared.config import Config
+from shared.corpus import read_corpus
+from shared.data import Dataset
+from shared.placement import make_mesh
+
+CONTESTANTS = ("auto", "explicit", "compute only")
+
+
+@dataclass
+class Contestant:
+    """A compiled training step with a state and a batch that are on the devices already."""
+
+    step: jax.stages.Compiled
+    state: Any
+    batch: Any
+    sends: list[Collective] = field(default_factory=list)
+    """Its collectives."""
+
+    def run(self, steps: int = 1) -> None:
+        """Train for so many steps, and wait until the devices have done them."""
+        for _ in range(steps):
+            self.state, _ = self.step(self.state, self.batch)
+        jax.block_until_ready(self.state)
+
+
+def contestant(name: str, config: Config, devices: int) -> Contestant:
+    """Compile one of CONTESTANTS and place what it needs; it has run twice, so nothing is left to warm up."""
+    if name == "compute only":
+        twin, step = compile_compute_only(config, devices)
+    else:
+        twin = TWINS[name](config, make_mesh(config.strategy, devices))
+        step = compile_readable(twin.train_step, *twin.shapes())
+    dataset = Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)
+    made = Contestant(
+        step,
+        twin.init(jax.random.key(config.seed)),
+        twin.place_batch(dataset(0)),
+        collectives(step, twin.mesh),
+    )
+    made.run(2)
+    return made
+
+
+def in_turns(contestants: Mapping[Any, Contestant], rounds: int, steps: int = 2) -> dict[Any, np.ndarray]:
+    """Seconds per step of each, (rounds,). Every round begins with another, as the first may pay for the last."""
+    names = list(contestants)
+    seconds: dict[Any, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            begin = time.perf_counter()
+            contestants[name].run(steps)
+            seconds[name].append((time.perf_counter() - begin) / steps)
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
+    """Median over rounds of the ratio within a round."""
+    return float(np.median(numerator / denominator))

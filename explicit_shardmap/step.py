@@ -1,0 +1,84 @@
+"""The training step, with every collective written by hand.
+
+`shard_map` runs these functions once on each device, with that device's piece of each array: small letters in names
+are its local sizes. What crosses devices is a `lax` collective over a mesh axis, written where it happens; nothing
+else does. In JAX's words the axes are *manual* here (its *explicit* axes are another thing: shardings in types).
+Compare auto_sharding/step.py, which has the same functions in the same order.
+"""
+
+from functools import partial
+
+import jax
+import optax
+from jax import Array, lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from explicit_shardmap import data_parallel
+from shared.config import Config
+from shared.data import Batch
+from shared.loss import counted_tokens, summed_loss
+from shared.optimizer import clip
+from shared.placement import layout
+from shared.state import TrainState, example_keys, make_forward, next_state
+from shared.twin import Plan, Twin, metrics_of
+
+
+def logits(plan: Plan, state: TrainState, tokens_bT: Array) -> Array:
+    """Logits (b, T, V) of this device's rows, without dropout."""
+    return plan.forward(state.params, tokens_bT)
+
+
+def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
+    """Mean loss over the global batch, its gradients, and the number of counted tokens: equal on every device."""
+    axes = plan.layout.batch_axes
+    keys_b = example_keys(state, batch.rows)
+    tokens = lax.psum(counted_tokens(batch.weights, plan.config.model.dtype), axes)
+    params = lax.pcast(state.params, axes, to="varying")  # so that the gradients below stay local
+
+    def local_loss(params: optax.Params) -> Array:
+        # Over the *average* count per device: devices may count different numbers of tokens, and the mean over
+        # devices of this is the global mean all the same.
+        logits_bTV = plan.forward(params, batch.tokens, keys_b)
+        return summed_loss(logits_bTV, batch.targets, batch.weights) / (tokens / lax.axis_size(axes))
+
+    loss, gradients = jax.value_and_grad(local_loss)(params)
+    loss = lax.pmean(loss, axes)
+    gradients = data_parallel.average_gradients(plan.layout, gradients)
+    return loss, gradients, tokens
+
+
+def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    """The next state and the metrics of this step: every device makes the same update of its copy."""
+    loss, gradients, tokens = loss_and_grads(plan, state, batch)
+    norm = optax.global_norm(gradients)
+    gradients = clip(gradients, norm, plan.config.optimizer.clip)
+    return next_state(plan.config, state, gradients), metrics_of(loss, norm, tokens)
+
+
+def build(config: Config, mesh: Mesh) -> Twin:
+    """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
+    plan = Plan(config, layout(config, mesh), make_forward(config))
+    state, batch, everywhere = plan.layout.state, plan.layout.batch, P()
+    per_device = partial(jax.shard_map, mesh=mesh)
+    return Twin(
+        plan,
+        logits=jax.jit(
+            per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=batch.tokens)
+        ),
+        loss_and_grads=jax.jit(
+            per_device(
+                partial(loss_and_grads, plan),
+                in_specs=(state, batch),
+                out_specs=(everywhere, state.params, everywhere),
+            )
+        ),
+        train_step=jax.jit(
+            per_device(
+                partial(train_step, plan),
+                in_specs=(state, batch),
+                out_specs=(state, everywhere),
+            ),
+            donate_argnums=0,
+        ),
+    )

@@ -1,0 +1,203 @@
+"""Which collectives a compiled program holds: kind, mesh axes, bytes, how often, and who asked for them.
+
+The program is read as a structure, not as text: the executable's HLO is turned into StableHLO operations, which JAX's
+own MLIR bindings walk. (Text and regular expressions break from one release to the next. Only source positions, for
+which the bindings have no accessor, are cut out of MLIR's printed locations.)
+"""
+
+import itertools
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.mlir import hlo_to_stablehlo, ir
+from jax.interpreters import mlir
+from jax.sharding import Mesh
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective operation of a compiled program."""
+
+    kind: str
+    """One of KINDS."""
+    axes: tuple[str, ...]
+    """Mesh axes over which devices take part; empty if the groups are not those of any axes of the mesh."""
+    participants: int
+    """Devices in one group."""
+    arrays: int
+    """Number of arrays in it: XLA merges what can travel together."""
+    bytes: int
+    """Bytes that each device puts in, once."""
+    count: int | None
+    """Times it runs in one call of the program; None if a loop's length could not be read."""
+    source: str
+    """file:line of the innermost frame outside installed packages, or the operation's name."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes over all runs in one call; a loop of unknown length is counted once."""
+        return self.bytes * (self.count or 1)
+
+
+def compile_readable(function: Any, *arguments: Any) -> jax.stages.Compiled:
+    """Lower and compile a jitted function so that `collectives` can read the program.
+
+    XLA may write the groups of devices as mesh axes, of which its exporter to StableHLO loses some and refuses
+    others; here it is asked to list them. JAX before 0.11 has no setting of its own for it.
+    """
+    new = hasattr(jax.config, "jax_use_rgv3")
+    before = new and jax.config.jax_use_rgv3
+    try:
+        if new:
+            jax.config.update("jax_use_rgv3", False)
+        lowered = function.lower(*arguments)
+    finally:
+        if new:
+            jax.config.update("jax_use_rgv3", before)
+    return lowered.compile(compiler_options={"xla_enable_rgv3_materialization": False})
+
+
+def collectives(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Collective]:
+    """The collectives of a program made by `compile_readable` for this mesh, in program order.
+
+    Groups of one device, in which nothing is sent, are left out.
+    """
+    found = []
+    for module in compiled.runtime_executable().hlo_modules():
+        stablehlo = hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+        with mlir.make_ir_context():
+            program = ir.Module.parse(stablehlo)
+            functions = {str(op.attributes["sym_name"]).strip('"'): op.operation for op in program.body.operations}
+            for op, count in operations(functions["main"], functions, 1):
+                kind = op.name.split(".")[-1]
+                if kind in KINDS:
+                    collective = describe(op, kind, count, mesh)
+                    if collective.participants > 1:
+                        found.append(collective)
+    return found
+
+
+def operations(op: Any, functions: dict[str, Any], count: int | None) -> Iterator[tuple[Any, int | None]]:
+    """Every operation inside `op`, through the functions it calls, with how often it runs."""
+    for region in op.regions:
+        for block in region.blocks:
+            for wrapped in block.operations:
+                inner = wrapped.operation
+                yield inner, count
+                if inner.name == "func.call":
+                    callee = functions[str(inner.attributes["callee"]).strip("@\"")]
+                    yield from operations(callee, functions, count)
+                turns = trip_count(inner) if inner.name == "stablehlo.while" else 1
+                yield from operations(inner, functions, None if None in (turns, count) else turns * count)
+
+
+def trip_count(loop: Any) -> int | None:
+    """Turns of a loop of the form that `lax.scan` and `fori_loop` make: from 0 by 1 while less than a constant.
+
+    None for any other. XLA may put the comparison into a fusion; its operands are followed out of it.
+    """
+    condition = loop.regions[0].blocks[0]
+    compares = []
+    for wrapped in condition.operations:
+        outer = wrapped.operation
+        for op, _ in itertools.chain([(outer, 1)], operations(outer, {}, 1)):
+            if op.name == "stablehlo.compare":
+                compares.append((op, outer))
+    if len(compares) != 1 or "LT" not in str(compares[0][0].attributes["comparison_direction"]):
+        return None
+    compare, outer = compares[0]
+
+    def followed(value: Any) -> Any:
+        argument = value.owner if isinstance(value.owner, ir.Block) else None
+        if argument is not None and compare is not outer:
+            return outer.operands[ir.BlockArgument(value).arg_number]
+        return value
+
+    counter, limit = (followed(value) for value in compare.operands)
+    end = constant(limit)
+    start = constant(loop.operands[ir.BlockArgument(counter).arg_number]) if isinstance(counter.owner, ir.Block) else None
+    return end if start == 0 else None
+
+
+def constant(value: Any) -> int | None:
+    """The value of an integer constant, or None."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return None
+    if owner.name == "stablehlo.constant":
+        return int(np.asarray(ir.DenseIntElementsAttr(owner.attributes["value"])).ravel()[0])
+    if owner.name in ("stablehlo.copy", "mhlo.copy", "stablehlo.convert", "stablehlo.bitcast_convert", "mhlo.bitcast"):
+        return constant(owner.operands[0])
+    return None
+
+
+def describe(op: Any, kind: str, count: int | None, mesh: Mesh) -> Collective:
+    """One collective operation of StableHLO in the terms of the mesh."""
+    if kind == "collective_permute":
+        pairs = np.asarray(op.attributes["source_target_pairs"])
+        groups = linked(pairs.tolist())
+    else:
+        if not str(op.attributes["replica_groups"]).startswith("dense"):
+            raise ValueError(f"cannot read which devices take part in {op.name}; compile with compile_readable")
+        groups = [[int(i) for i in row if i >= 0] for row in np.asarray(op.attributes["replica_groups"])]
+    types = [ir.RankedTensorType(operand.type) for operand in op.operands]
+    sizes = [math.prod(kind.shape) * element_bytes(kind.element_type) for kind in types]
+    return Collective(
+        kind=kind,
+        axes=axes_of(groups, mesh),
+        participants=max(len(group) for group in groups),
+        arrays=len(sizes),
+        bytes=sum(sizes),
+        count=count,
+        source=source(str(op.location)),
+    )
+
+
+def element_bytes(element: Any) -> int:
+    """Bytes of one number of this MLIR type; complex numbers are two."""
+    name = str(element)
+    bits = int(re.findall(r"\d+", name)[0])
+    return max(bits * (2 if name.startswith("complex") else 1) // 8, 1)
+
+
+def linked(pairs: list[list[int]]) -> list[list[int]]:
+    """Groups of devices that a permutation connects."""
+    groups: list[set[int]] = []
+    for pair in pairs:
+        touched = [group for group in groups if group & set(pair)]
+        groups = [group for group in groups if group not in touched] + [set(pair).union(*touched)]
+    return [sorted(group) for group in groups]
+
+
+def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
+    """The fewest mesh axes along which these groups of device positions lie."""
+    positions = np.arange(mesh.size).reshape(mesh.devices.shape)
+    wanted = {frozenset(group) for group in groups}
+    for number in range(1, len(mesh.axis_names) + 1):
+        for chosen in itertools.combinations(range(len(mesh.axis_names)), number):
+            size = math.prod(mesh.devices.shape[axis] for axis in chosen)
+            rows = np.moveaxis(positions, chosen, range(-number, 0)).reshape(-1, size)
+            if wanted <= {frozenset(row.tolist()) for row in rows}:
+                return tuple(mesh.axis_names[axis] for axis in chosen)
+    return ()
+
+
+def source(location: str) -> str:
+    """file:line of the innermost frame outside installed packages, from a printed MLIR location."""
+    for file, line in re.findall(r'"([^"]+)":(\d+):\d+', location):
+        path = Path(file)
+        if "site-packages" in path.parts or path.is_relative_to(sys.prefix):
+            continue
+        here = Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
+    name = re.match(r'loc\("([^"]+)"', location)
+    return name.group(1) if name else "unknown"

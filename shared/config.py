@@ -1,0 +1,101 @@
+"""Every size and choice of a run, as frozen dataclasses. The command line is made from them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+DType = Literal["float32", "bfloat16", "float64"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of the transformer. Tokens are bytes, so the vocabulary is 256 unless a test wants it smaller."""
+
+    layers: int = 4
+    """Number of transformer blocks."""
+    width: int = 128
+    """Size of the residual stream."""
+    heads: int = 4
+    """Attention heads; must divide the width."""
+    hidden: int = 512
+    """Hidden size of the feed-forward layer."""
+    window: int = 128
+    """Tokens in one example, and the number of learned positions."""
+    vocabulary: int = 256
+    """Number of token values."""
+    dropout: float = 0.0
+    """Share of the activations dropped after the embedding and after each branch."""
+    remat: bool = True
+    """Recompute each block's activations in the backward pass instead of keeping them."""
+    unroll: int = 4
+    """Blocks laid out in one turn of the loop over layers. A deep model compiles in the time of so many blocks; a
+    model of no more than these has no loop, and XLA can merge the reductions of all its gradients into one."""
+    dtype: DType = "float32"
+    """Type in which activations are computed."""
+    param_dtype: DType = "float32"
+    """Type in which parameters, gradients and optimizer state are kept."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients become an update: clip by global norm, then AdamW or SGD at a scheduled learning rate."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Update rule. SGD has no momentum: the update is the gradient, which is what a proof needs."""
+    learning_rate: float = 3e-3
+    """Highest learning rate of the schedule."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """Shape after the warm-up: cosine down to a tenth over the run, or constant."""
+    warmup: int = 20
+    """Steps over which the learning rate rises linearly from near 0."""
+    clip: float = 1.0
+    """Largest global gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
+    weight_decay: float = 0.1
+    """AdamW's decay of weight matrices (not of biases, norms or embeddings)."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run: model, optimizer, and the numbers that the step itself needs."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    batch: int = 16
+    """Examples in one global batch, over all devices."""
+    steps: int = 200
+    """Training steps; the learning-rate schedule ends with them."""
+    seed: int = 0
+    """Seed of the initial parameters, the data order and the dropout masks."""
+    strategy: str = "data_parallel"
+    """Row of the strategy table (shared/placement.py)."""
+
+
+class InputError(ValueError):
+    """Something the user gave cannot work. Command lines print its one line and end with exit code 2."""
+
+
+def check(condition: bool, message: str) -> None:
+    """Raise InputError(message) unless the condition holds. The message names the value and the remedy."""
+    if not condition:
+        raise InputError(message)
+
+
+def validate(config: Config) -> None:
+    """Raise ValueError for the first value of a configuration that cannot work on any device.
+
+    Not done on construction: the command line's parser would hide the message in a report of its own.
+    """
+    model, optimizer = config.model, config.optimizer
+    for name in ("layers", "width", "heads", "hidden", "window", "vocabulary", "unroll"):
+        check(getattr(model, name) >= 1, f"{name} is {getattr(model, name)}; give at least 1")
+    check(
+        model.width % model.heads == 0,
+        f"heads={model.heads} does not divide width={model.width}; give a width that is a multiple of {model.heads}",
+    )
+    check(0 <= model.dropout < 1, f"dropout is {model.dropout}; give a share from 0 up to, not including, 1")
+    check(optimizer.learning_rate > 0, f"learning_rate is {optimizer.learning_rate}; give a positive number")
+    check(optimizer.warmup >= 0, f"warmup is {optimizer.warmup}; give 0 or more steps")
+    check(optimizer.clip >= 0, f"clip is {optimizer.clip}; give a positive norm, or 0 for no clipping")
+    check(optimizer.weight_decay >= 0, f"weight_decay is {optimizer.weight_decay}; give 0 or more")
+    check(config.batch >= 1, f"batch is {config.batch}; give at least 1 example")
+    check(config.steps >= 1, f"steps is {config.steps}; give at least 1")
+    check(0 <= config.seed < 2**32, f"seed is {config.seed}; give a whole number from 0 to {2**32 - 1}")

@@ -1,0 +1,160 @@
+"""The transformer: one Flax NNX module that knows nothing of devices.
+
+A block is LayerNorm, causal self-attention, residual, LayerNorm, feed-forward, residual ("pre-norm"). The blocks are
+stacked: each of their parameters has a leading dimension L, and `lax.scan` runs one block over it, so that a deep
+model compiles in the time of a shallow one.
+
+`Seams` are the places where a parallel strategy may have something to say. On one device, and for data
+parallelism, every seam is the plain function below.
+
+Sizes in names: B batch, T time, L layers, D width, H heads, K size of one head, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from shared.config import ModelConfig
+
+
+def causal_attention(query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+    """Softmax attention in which position t sees positions 0 to t. Returns (B, T, H, K).
+
+    Formula: Vaswani et al. 2017, "Attention is all you need", section 3.2.1. The scores are computed in the inputs'
+    own type and the softmax in float32 or wider, so float64 stays float64 throughout. The scale is folded into the
+    query and the normalisation is applied after the product with the values: both act on (T, K), not (T, T).
+    NNX passes further options (mask, dropout, ...) that this model does not use.
+    """
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query_BTHK, key_BTHK, value_BTHK))  # each (B, H, T, K)
+    query = query * (query.shape[-1] ** -0.5)
+    scores_BHTT = jnp.einsum("bhqk,bhsk->bhqs", query, key)
+    scores_BHTT = scores_BHTT.astype(jnp.promote_types(scores_BHTT.dtype, jnp.float32))
+    time = query.shape[2]
+    causal_TT = jnp.arange(time)[:, None] >= jnp.arange(time)[None, :]
+    scores_BHTT = jnp.where(causal_TT, scores_BHTT, -jnp.inf)
+    weights_BHTT = jnp.exp(scores_BHTT - lax.stop_gradient(scores_BHTT.max(axis=-1, keepdims=True)))
+    total_BHT1 = weights_BHTT.sum(axis=-1, keepdims=True)
+    mixed = jnp.einsum("bhqs,bhsk->bhqk", weights_BHTT.astype(value.dtype), value)
+    return jnp.swapaxes((mixed / total_BHT1).astype(value.dtype), 1, 2)
+
+
+def unchanged(x: Any) -> Any:
+    """The plain form of a seam through which values only pass."""
+    return x
+
+
+def apply_to(function: Callable[[Array], Array], x: Array) -> Array:
+    """The plain form of the exchange seam: no token travels."""
+    return function(x)
+
+
+@dataclass(frozen=True)
+class Seams:
+    """Where a strategy may replace a plain function; each twin's strategy files say with what."""
+
+    attention: Callable[..., Array] = causal_attention
+    """(query, key, value), each (B, T, H, K), to (B, T, H, K)."""
+    reduce: Callable[[Array], Array] = unchanged
+    """Applied to the product of a contracted dimension that may be split, before the bias is added."""
+    layers: Callable[[Any], Any] = unchanged
+    """Applied to one block's parameters as the scan reads them."""
+    exchange: Callable[[Callable[[Array], Array], Array], Array] = apply_to
+    """Applies the feed-forward function to the tokens, wherever they have to travel for it."""
+    positions: Callable[[int], Array] = jnp.arange
+    """Number of local positions to their global indices, (T,)."""
+
+
+def dropout(x_BTD: Array, rate: float, keys_B: Array | None) -> Array:
+    """Zero a share `rate` of the entries and scale up the others; each example draws from its own key.
+
+    Keys that belong to examples, not to devices, give the same masks however the batch is split.
+    `keys_B=None` means evaluation: nothing is dropped.
+    """
+    if keys_B is None or rate == 0:
+        return x_BTD
+    keep_BTD = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x_BTD.shape[1:]))(keys_B)
+    return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
+
+
+def fold_in(keys_B: Array | None, number: Array | int) -> Array | None:
+    """A fresh key for each example, or None where there are none."""
+    return None if keys_B is None else jax.vmap(jax.random.fold_in, (0, None))(keys_B, number)
+
+
+class Block(nnx.Module):
+    """One pre-norm transformer block, (B, T, D) to (B, T, D)."""
+
+    def __init__(self, config: ModelConfig, seams: Seams, *, rngs: nnx.Rngs):
+        kinds = {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype), "rngs": rngs}
+
+        def reduced_product(*args: Any, **kwargs: Any) -> Array:
+            return seams.reduce(lax.dot_general(*args, **kwargs))
+
+        self.norm_attention = nnx.LayerNorm(config.width, **kinds)
+        self.attention = nnx.MultiHeadAttention(
+            config.heads,
+            config.width,
+            decode=False,
+            keep_rngs=False,
+            attention_fn=seams.attention,
+            out_dot_general=reduced_product,
+            **kinds,
+        )
+        self.norm_feed_forward = nnx.LayerNorm(config.width, **kinds)
+        self.expand = nnx.Linear(config.width, config.hidden, **kinds)
+        self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **kinds)
+        self.exchange = seams.exchange
+        self.rate = config.dropout
+
+    def __call__(self, x_BTD: Array, keys_B: Array | None) -> Array:
+        attended_BTD = self.attention(self.norm_attention(x_BTD))
+        x_BTD = x_BTD + dropout(attended_BTD, self.rate, fold_in(keys_B, 0))
+        fed_BTD = self.exchange(self.feed_forward, self.norm_feed_forward(x_BTD))
+        return x_BTD + dropout(fed_BTD, self.rate, fold_in(keys_B, 1))
+
+    def feed_forward(self, x_BTD: Array) -> Array:
+        return self.contract(nnx.gelu(self.expand(x_BTD)))
+
+
+class Transformer(nnx.Module):
+    """Tokens (B, T) of whole numbers below V to logits (B, T, V)."""
+
+    def __init__(self, config: ModelConfig, seams: Seams = Seams(), *, rngs: nnx.Rngs):
+        kinds = {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype), "rngs": rngs}
+
+        @nnx.split_rngs(splits=config.layers)
+        @nnx.vmap
+        def stacked(rngs: nnx.Rngs) -> Block:
+            return Block(config, seams, rngs=rngs)
+
+        small = nnx.initializers.normal(0.02)
+        self.token_embedding = nnx.Embed(config.vocabulary, config.width, embedding_init=small, **kinds)
+        self.position_embedding = nnx.Embed(config.window, config.width, embedding_init=small, **kinds)
+        self.blocks = stacked(rngs)
+        self.norm = nnx.LayerNorm(config.width, **kinds)
+        self.output = nnx.Linear(config.width, config.vocabulary, use_bias=False, **kinds)
+        self.config = config
+        self.seams = seams
+
+    def __call__(self, tokens_BT: Array, keys_B: Array | None = None) -> Array:
+        """Logits (B, T, V). `keys_B` holds a random key for each example, for dropout; None means evaluation."""
+        positions_T = self.seams.positions(tokens_BT.shape[1])
+        x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
+        x_BTD = dropout(x_BTD, self.config.dropout, fold_in(keys_B, 0))
+        block, parameters_L = nnx.split(self.blocks)
+
+        def run_block(x_BTD: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
+            parameters, number = layer
+            parameters = self.seams.layers(parameters)
+            return nnx.merge(block, parameters)(x_BTD, fold_in(keys_B, number)), None
+
+        if self.config.remat:
+            run_block = jax.checkpoint(run_block)
+        numbers_L = 1 + jnp.arange(self.config.layers)  # 0 was the embedding's
+        x_BTD, _ = lax.scan(run_block, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
+        return self.output(self.norm(x_BTD))

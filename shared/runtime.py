@@ -1,0 +1,87 @@
+"""What must be settled before JAX first touches a device: simulated devices, number types, CPU settings.
+
+Everything that depends on the version of JAX is here or in `shared/collectives.py`.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from shared.config import check
+
+# What made the default step faster on CPU, and the versions of jaxlib in which it works: 0.10 knows the fusion type
+# too, but aborts on this model's backward pass ("partition compile failed"). An unknown flag would abort the program.
+CPU_SETTINGS = {
+    "--xla_cpu_use_onednn=true": ((0, 10), (0, 12)),
+    "--xla_cpu_experimental_onednn_fusion_type=LIBRARY_FUSION_TYPE_DOT": ((0, 11), (0, 12)),
+    "--xla_cpu_prefer_vector_width=512": ((0, 10), (0, 12)),
+}
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What `start` found and set, for reports."""
+
+    platform: str
+    devices: int
+    cpu_settings: str
+    """The XLA_FLAGS in force, and whose they are; empty on accelerators."""
+
+    def describe(self) -> str:
+        """Two lines for the head of a report."""
+        kind = jax.devices()[0].device_kind
+        simulated = f"simulated on {os.cpu_count()} cores, which they share" if self.platform == "cpu" else kind
+        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
+        settings = f"\nCPU settings: {self.cpu_settings}" if self.platform == "cpu" else ""
+        return f"{self.devices} {self.platform} devices ({simulated}); Python {platform.python_version()}, {versions}{settings}"
+
+
+def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool = True) -> Runtime:
+    """Settle the process and start JAX. Call it once, before any array is made.
+
+    simulated_devices: how many devices the CPU pretends to be where there is no accelerator, unless the user has
+    set JAX_NUM_CPU_DEVICES. float64: allow 64-bit numbers. cpu_settings: apply `CPU_SETTINGS` as far as the installed
+    jaxlib and the processor take them, unless the user has set XLA_FLAGS.
+    """
+    check(simulated_devices >= 1, f"devices is {simulated_devices}; give at least 1")
+    users = os.environ.get("XLA_FLAGS")
+    ours = "" if users is not None or not cpu_settings or accelerator_installed() else " ".join(accepted_settings())
+    if ours:
+        os.environ["XLA_FLAGS"] = ours
+    if jax.config.jax_num_cpu_devices < 0:
+        jax.config.update("jax_num_cpu_devices", simulated_devices)
+    if float64:
+        jax.config.update("jax_enable_x64", True)
+    devices = jax.devices()
+    whose = f"{users} (from XLA_FLAGS)" if users else ours or "JAX's defaults"
+    return Runtime(devices[0].platform, len(devices), whose if devices[0].platform == "cpu" else "")
+
+
+def accelerator_installed() -> bool:
+    """Whether JAX will look for anything but CPUs: then its flags are left alone, as plug-ins read them too."""
+    if os.environ.get("JAX_PLATFORMS"):
+        return os.environ["JAX_PLATFORMS"] != "cpu"
+    return any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+
+
+def accepted_settings() -> list[str]:
+    """The CPU settings that the installed jaxlib and this processor accept."""
+    version = tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:2])
+    known = [flag for flag, (first, last) in CPU_SETTINGS.items() if first <= version <= last]
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return []
+    return [flag for flag in known if "512" not in flag or processor_has("avx512f")]
+
+
+def processor_has(feature: str) -> bool:
+    """Whether Linux lists the feature for this processor; False where that cannot be known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    return any(feature in line.split() for line in lines if line.startswith("flags"))
