@@ -45,7 +45,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
 def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
     """The next state and the metrics of this step."""
     loss, gradients, tokens = loss_and_grads(plan, state, batch)
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     gradients = clip(gradients, norm, plan.config.optimizer.clip)
     return next_state(plan.config, state, gradients), metrics_of(loss, norm, tokens)
 

@@ -1,12 +1,9 @@
 """`python -m bench compare`: are the two twins the same step, what do they send, and what does that cost?
 
 For 1, 2, 4 and 8 devices, as far as there are devices: the largest difference of loss, logits, gradients and updated
-parameters between the single-device step, the auto twin and the explicit twin, in float32 and float64; the
-collectives of both; and the time of both beside that of the explicit step without communication.
-
-The proof takes a small model with everything switched on that can go wrong: dropout, a mask that leaves one device
-without a counted token, clipping, and SGD with learning rate 1, whose update is the gradient (Adam would hide a wrong
-scale). The time is that of the configuration given, by default the training command's.
+parameters between the single-device step, the auto twin and the explicit twin, in float32 and float64 (bench/proof.py);
+the collectives of both; and the time of both beside that of the explicit step without communication, for the
+configuration given, by default the training command's (bench/timing.py).
 """
 
 import dataclasses
@@ -24,20 +21,17 @@ import tyro
 from rich.console import Console
 
 from bench import DEVICE_COUNTS, TWINS, device_counts
+from bench.proof import proof_config, prove
 from bench.report import draw_placement, print_report
 from bench.timing import CONTESTANTS, contestant, in_turns, ratio
-from shared import runtime, single_device
+from shared import runtime
 from shared.collectives import Collective
-from shared.config import Config, InputError, ModelConfig, OptimizerConfig, check, validate
-from shared.data import Batch, Dataset
-from shared.equivalence import Report, compare_results, work_behind
-from shared.placement import find_strategy, make_mesh
-from shared.state import TrainState, abstract_state, initial_state
+from shared.config import Config, InputError, check, validate
+from shared.equivalence import Report
+from shared.placement import find_strategy
+from shared.state import abstract_state
 
 DTYPES = ("float32", "float64")
-
-FAST_COMPILATION = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for the proof, which runs each program once. Timed steps are compiled in full."""
 
 
 @dataclass(frozen=True)
@@ -71,68 +65,6 @@ class Row:
     @property
     def equal(self) -> bool:
         return all(report.equal for pairs in self.proofs.values() for report in pairs.values())
-
-
-def proof_config(dtype: str, strategy: str) -> Config:
-    """The small model with everything switched on."""
-    return Config(
-        model=ModelConfig(
-            layers=2, width=32, heads=4, hidden=64, window=16, dropout=0.1, remat=False, dtype=dtype, param_dtype=dtype
-        ),
-        optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
-        batch=16,
-        strategy=strategy,
-    )
-
-
-def proof_batch(config: Config) -> Batch:
-    """Random tokens, each counted with probability 0.7, but none in the first two rows: all of device 0's share on 8."""
-    random = np.random.default_rng(config.seed)
-    text = random.integers(0, config.model.vocabulary, config.batch * config.model.window + 1).astype(np.uint8)
-    batch = Dataset(text, config.model.window, config.batch).cut(np.arange(config.batch))
-    weights = (random.random(batch.tokens.shape) < 0.7).astype(np.float32)
-    weights[:2] = 0
-    return dataclasses.replace(batch, weights=weights)
-
-
-def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
-    """Everything that a step computes from a state and a batch, for comparison."""
-
-    def run(function: Any, *arguments: Any) -> Any:
-        return function.lower(*arguments).compile(compiler_options=FAST_COMPILATION)(*arguments)
-
-    loss, gradients, tokens = run(step.loss_and_grads, state, batch)
-    logits = run(step.logits, state, batch.tokens)
-    after, metrics = run(step.train_step, copy(state), batch)
-    return {
-        "loss": {"mean": loss, "tokens": tokens, **metrics},
-        "logits": logits,
-        "gradients": gradients,
-        "parameters": after.params,
-    }
-
-
-def prove(counts: Sequence[int], dtype: str, strategy: str, say: Callable[[str], None]) -> dict[int, dict[str, Report]]:
-    """Compare single-device step and twins on each number of devices: count, then pair, to report."""
-    config = proof_config(dtype, strategy)
-    batch = proof_batch(config)
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        work = work_behind(abstract_state(config), batch)
-        state = initial_state(config, jax.random.key(config.seed))
-        say(f"proving {dtype} on one device, without a mesh")
-        single = observe(single_device.build(config), state, batch, lambda state: state)
-        found = {}
-        for devices in counts:
-            results = {"single": single}
-            for name, build in TWINS.items():
-                say(f"proving {dtype}: {name} on {devices}")
-                twin = build(config, make_mesh(strategy, devices))
-                results[name] = observe(twin, twin.place_state(state), twin.place_batch(batch), twin.place_state)
-            found[devices] = {
-                f"{one} / {other}": compare_results(results[one], results[other], work)
-                for one, other in itertools.combinations(results, 2)
-            }
-    return found
 
 
 def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -183,7 +115,7 @@ def run(command: CompareCommand) -> int:
 
     with console.status("starting") as status:
         say = functools.partial(progress, console, status)
-        proofs = {dtype: prove(counts, dtype, config.strategy, say) for dtype in DTYPES}
+        proofs = {dtype: prove(proof_config(dtype, config.strategy), counts, say) for dtype in DTYPES}
         measured = measure(config, counts, command.rounds, say)
     rows = [
         Row(devices, {dtype: proofs[dtype][devices] for dtype in DTYPES}, predicted_bytes(config, devices), **values)

@@ -105,14 +105,8 @@ def run_training(build: Callable[..., Twin], program: str, command: TrainCommand
         )
         state = train(twin, dataset, Reporter(stack, console, file, config.steps))
     if validation_text is not None:
-        held_out = evaluation_set(validation_text, config)
-        loss = evaluate(twin, state, held_out)
+        loss = evaluate(twin, state, Dataset(validation_text, model.window, batch=1))
         console.print(f"validation: loss {loss:.4f}, perplexity {math.exp(loss):.2f}")
-
-
-def evaluation_set(text: Any, config: Config) -> Dataset:
-    """The validation text as a dataset; a short one is cut to fewer windows than a batch only in `evaluate`."""
-    return Dataset(text, config.model.window, min(config.batch, -(-(text.size - 1) // config.model.window)))
 
 
 def finite(value: float | None) -> bool:

@@ -150,7 +150,7 @@ def describe(op: Any, kind: str, count: int | None, mesh: Mesh) -> Collective:
             raise ValueError(f"cannot read which devices take part in {op.name}; compile with compile_readable")
         groups = [[int(i) for i in row if i >= 0] for row in np.asarray(op.attributes["replica_groups"])]
     types = [ir.RankedTensorType(operand.type) for operand in op.operands]
-    sizes = [math.prod(kind.shape) * element_bytes(kind.element_type) for kind in types]
+    sizes = [math.prod(type.shape) * element_bytes(type.element_type) for type in types]
     return Collective(
         kind=kind,
         axes=axes_of(groups, mesh),

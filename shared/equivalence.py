@@ -52,7 +52,7 @@ class Leaf:
     @property
     def used(self) -> float:
         """Share of the tolerance used."""
-        return self.error / self.tolerance
+        return self.error / max(self.tolerance, np.finfo(float).tiny)
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,21 @@ class Report:
             alike = sum(math.isclose(ratio, factor, rel_tol=0.01) for ratio in ratios)
             if alike < 0.75 * len(scaled):
                 continue
-            n = self.devices
-            meanings = {
-                n: f"summed over {n} devices where the mean is meant, or reduced twice? (Under shard_map the gradient "
-                'of replicated parameters is summed already; lax.pcast(params, axis, to="varying") keeps it local.)',
-                n * n: f"summed twice over {n} devices?",
-                1 / n: f"averaged twice, or not yet summed, over {n} devices?",
-            }
-            meaning = next((text for size, text in meanings.items() if n > 1 and math.isclose(factor, size, rel_tol=0.01)), "")
-            found.append(f"hint: {group}: {factor:.4g} times the reference. {meaning}".rstrip(". ") + ("" if meaning else "."))
+            found.append(f"hint: {group}: {factor:.4g} times the reference{self.meaning(factor)}")
         return found
+
+    def meaning(self, factor: float) -> str:
+        """What this factor has to do with the number of devices, or nothing."""
+        n = self.devices
+        if n < 2:
+            return ""
+        meanings = {
+            n: f"summed over {n} devices where the mean is meant, or reduced twice? (Under shard_map the gradient of "
+            'replicated parameters is summed already; lax.pcast(params, axis, to="varying") keeps it local.)',
+            n * n: f"summed twice over {n} devices?",
+            1 / n: f"averaged twice, or not yet summed, over {n} devices?",
+        }
+        return next((f": {text}" for size, text in meanings.items() if math.isclose(factor, size, rel_tol=0.01)), "")
 
     def __str__(self) -> str:
         """A table of the differing leaves (of the closest calls, where none differs), problems and hints first."""
@@ -124,8 +129,8 @@ def work_behind(state: Any, batch: Any) -> Work:
     An array of the state stands for one operation each way, whose contraction is no longer than the array's size
     over its last dimension; the largest array of the batch stands for the sum over tokens.
     """
-    arrays = [leaf.shape for leaf in jax.tree.leaves(state) if getattr(leaf, "ndim", 0)]
-    tokens = max((math.prod(leaf.shape) for leaf in jax.tree.leaves(batch)), default=1)
+    arrays = [np.shape(leaf) for leaf in jax.tree.leaves(state) if np.ndim(leaf)]
+    tokens = max((math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(batch)), default=1)
     return Work(tokens + 2 * sum(math.prod(shape[:-1]) for shape in arrays), 2 * len(arrays))
 
 
@@ -205,7 +210,7 @@ def compare_results(
 def leaf_tolerance(leaf: np.dtype, computation: Any, work: Work) -> float:
     """The rule for a leaf of this type; whole numbers and keys must be equal to the bit."""
     if not jnp.issubdtype(leaf, jnp.floating):
-        return np.finfo(float).tiny
+        return 0.0
     return tolerance(computation or leaf, work)
 
 
@@ -227,10 +232,11 @@ def norm(values: np.ndarray) -> float:
 
 def error(left: np.ndarray, right: np.ndarray, floor: float) -> float:
     """Norm of the difference over the larger of the left norm and the floor."""
-    if not left.size or left.tobytes() == right.tobytes() and np.isfinite(norm(left)):
-        return 0.0
-    distance, scale = norm(right.astype(np.float64) - left.astype(np.float64)), max(norm(left), floor)
-    return distance / scale if scale > 0 and math.isfinite(distance) else math.inf
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return math.inf
+    distance, scale = norm(right - left), max(norm(left), floor)
+    return distance / scale if scale else math.inf if distance else 0.0
 
 
 def ratio(left: np.ndarray, right: np.ndarray) -> float:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -105,7 +106,11 @@ class Layout:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def place(self, values: Any, specs: Any) -> Any:
-        """The values as arrays laid out by the specs, in memory that no other array uses."""
+        """The values as arrays laid out by the specs, in memory that no other array uses.
+
+        On CPU, JAX would use a numpy array's memory in place, whatever `may_alias` says; so that is copied first.
+        """
+        values = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, values)
         return jax.device_put(values, self.shardings(specs), may_alias=False)
 
     def shapes(self, values: Any, specs: Any) -> Any:

@@ -62,6 +62,16 @@ def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool =
     return Runtime(devices[0].platform, len(devices), whose if devices[0].platform == "cpu" else "")
 
 
+def fast_compilation() -> dict[str, int | bool]:
+    """Compiler options for a program that runs once, as `jax.jit` and `compile` take them; never for what is timed.
+
+    On CPU they save most of the compile time; initialising a small model takes 0.4 s instead of up to 4.
+    """
+    if jax.default_backend() != "cpu":
+        return {}
+    return {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
 def accelerator_installed() -> bool:
     """Whether JAX will look for anything but CPUs: then its flags are left alone, as plug-ins read them too."""
     if os.environ.get("JAX_PLATFORMS"):

@@ -45,7 +45,7 @@ def build(config: Config) -> SingleDevice:
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         loss, gradients, tokens = loss_and_grads(state, batch)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         state = next_state(config, state, clip(gradients, norm, config.optimizer.clip))
         return state, {"loss": loss, "perplexity": jnp.exp(loss), "gradient_norm": norm, "tokens": tokens}
 

@@ -14,6 +14,7 @@ from jax import Array
 from shared.config import Config
 from shared.model import Seams, Transformer
 from shared.optimizer import make_optimizer
+from shared.runtime import fast_compilation
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +44,7 @@ def initial_state(config: Config, key: Array) -> TrainState:
 def jitted_init(config: Config) -> Callable[[Array], TrainState]:
     """`initial_state` compiled once for a configuration; eager NNX initialisation takes eight times as long."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=fast_compilation())
     def init(key: Array) -> TrainState:
         params_key, state_key = jax.random.split(key)
         params = nnx.state(Transformer(config.model, rngs=nnx.Rngs(params_key)), nnx.Param)
@@ -54,7 +55,7 @@ def jitted_init(config: Config) -> Callable[[Array], TrainState]:
 
 def abstract_state(config: Config) -> TrainState:
     """Shapes and types of `initial_state`, without making an array."""
-    return jax.eval_shape(lambda key: initial_state(config, key), jax.eval_shape(lambda: jax.random.key(0)))
+    return jitted_init(config).eval_shape(jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def make_forward(config: Config, seams: Seams = Seams()) -> Callable[..., Array]:

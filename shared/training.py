@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from shared.config import InputError
-from shared.data import Dataset
+from shared.data import Batch, Dataset
 from shared.loss import summed_loss
 from shared.state import TrainState
 from shared.twin import Twin
@@ -32,7 +32,7 @@ class Record:
     """Over all steps but the first, which compiles."""
 
 
-def train(twin: Twin, dataset: Callable[[int], object], report: Callable[[Record], None]) -> TrainState:
+def train(twin: Twin, dataset: Callable[[int], Batch], report: Callable[[Record], None]) -> TrainState:
     """Train for the configured number of steps and return the last state.
 
     Metrics are read one step late: while the host waits for those of step n, the device has step n + 1 to work on.
@@ -76,23 +76,18 @@ class Clock:
 
 
 def evaluate(twin: Twin, state: TrainState, dataset: Dataset, limit: int = 50) -> float:
-    """Mean loss in nats per token over the dataset's windows in order, or the first `limit` batches of them.
+    """Mean loss in nats per token over the dataset's windows in order, or as many as fill `limit` batches.
 
-    The last batch is filled up with repeated windows that do not count.
+    The twin's batch size holds, whatever the dataset's. The last batch is filled up with windows that do not count.
     """
+    size = twin.plan.config.batch
     total = jax.jit(summed_loss)
     losses, tokens = [], 0.0
-    for numbers, counted in batches_in_order(dataset, limit):
-        batch = dataset.cut(numbers)
-        weights = np.where(counted[:, None], batch.weights, 0).astype(np.float32)
-        placed = twin.place_batch(type(batch)(batch.tokens, batch.targets, weights, batch.rows))
+    for first in range(0, min(dataset.windows, limit * size), size):
+        numbers = np.arange(first, first + size)
+        batch = dataset.cut(np.minimum(numbers, dataset.windows - 1))
+        batch.weights[numbers >= dataset.windows] = 0
+        placed = twin.place_batch(batch)
         losses.append(total(twin.logits(state, placed.tokens), placed.targets, placed.weights))
-        tokens += float(weights.sum())
+        tokens += float(batch.weights.sum())
     return float(sum(jax.device_get(losses))) / tokens
-
-
-def batches_in_order(dataset: Dataset, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Window numbers of each batch and whether they count."""
-    for first in range(0, min(dataset.windows, limit * dataset.batch), dataset.batch):
-        numbers = np.arange(first, first + dataset.batch)
-        yield np.minimum(numbers, dataset.windows - 1), numbers < dataset.windows

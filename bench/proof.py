@@ -1,0 +1,92 @@
+"""The proof that the twins are the same step: everything that a step computes, compared with the single-device step.
+
+It takes a small model with everything switched on that can go wrong: dropout, a mask that leaves one device without a
+counted token, clipping, and SGD with learning rate 1, whose update is the gradient (Adam would hide a wrong scale).
+The tests prove the same with this file.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench import TWINS
+from shared import single_device
+from shared.config import Config, ModelConfig, OptimizerConfig
+from shared.data import Batch, Dataset
+from shared.equivalence import Report, compare_results, work_behind
+from shared.placement import make_mesh
+from shared.runtime import fast_compilation
+from shared.state import TrainState, abstract_state, initial_state
+
+def proof_config(dtype: str, strategy: str) -> Config:
+    """The small model with everything switched on that can go wrong."""
+    return Config(
+        model=ModelConfig(
+            layers=2, width=32, heads=4, hidden=64, window=16, dropout=0.1, remat=False, dtype=dtype, param_dtype=dtype
+        ),
+        optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
+        batch=16,
+        strategy=strategy,
+    )
+
+
+def proof_batch(config: Config) -> Batch:
+    """Random tokens, each counted with probability 0.7, but none in the first two rows: all of device 0's share on 8."""
+    random = np.random.default_rng(config.seed)
+    text = random.integers(0, config.model.vocabulary, config.batch * config.model.window + 1).astype(np.uint8)
+    batch = Dataset(text, config.model.window, config.batch).cut(np.arange(config.batch))
+    weights = (random.random(batch.tokens.shape) < 0.7).astype(np.float32)
+    weights[:2] = 0
+    return dataclasses.replace(batch, weights=weights)
+
+
+def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
+    """Everything that a step computes from a state and a batch, for comparison."""
+
+    def run(function: Any, *arguments: Any) -> Any:
+        return function.lower(*arguments).compile(compiler_options=fast_compilation())(*arguments)
+
+    loss, gradients, tokens = run(step.loss_and_grads, state, batch)
+    logits = run(step.logits, state, batch.tokens)
+    after, metrics = run(step.train_step, copy(state), batch)
+    return {
+        "loss": {"mean": loss, "tokens": tokens, **metrics},
+        "logits": logits,
+        "gradients": gradients,
+        "parameters": after.params,
+    }
+
+
+def prove(
+    config: Config,
+    counts: Sequence[int],
+    say: Callable[[str], None] = lambda message: None,
+) -> dict[int, dict[str, Report]]:
+    """Compare single-device step, auto twin and explicit twin on each number of devices.
+
+    Returns for each number of devices the reports of the pairs `single / auto`, `single / explicit` and
+    `auto / explicit`, with the groups loss, logits, gradients and parameters.
+    """
+    batch, dtype = proof_batch(config), config.model.dtype
+    # Accelerators multiply float32 matrices in fewer bits unless told otherwise.
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        work = work_behind(abstract_state(config), batch)
+        state = initial_state(config, jax.random.key(config.seed))
+        say(f"proving {dtype}: one device, without a mesh")
+        single = observe(single_device.build(config), state, batch, lambda state: state)
+        found = {}
+        for devices in counts:
+            results = {"single": single}
+            for name, build in TWINS.items():
+                say(f"proving {dtype}: {name} on {devices}")
+                twin = build(config, make_mesh(config.strategy, devices))
+                results[name] = observe(twin, twin.place_state(state), twin.place_batch(batch), twin.place_state)
+            found[devices] = {
+                f"{one} / {other}": compare_results(results[one], results[other], work, dtype=dtype)
+                for one, other in itertools.combinations(results, 2)
+            }
+    return found

@@ -1,0 +1,22 @@
+"""All tests run on 8 simulated CPU devices (or on the accelerators there are), compiled fast rather than well."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from shared import runtime
+
+runtime.start(8, cpu_settings=False)
+# Half the compile time; results move by 1e-7. Benchmarks never do this.
+jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture
+def float64():
+    """Allow 64-bit numbers in one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,87 @@
+"""The comparison command and its parts."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bench import compare, proof
+from bench.compare import CompareCommand
+from bench.timing import Contestant, in_turns, ratio
+from tests.small import small_config
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch):
+    """Two devices and one type, so that the whole command takes seconds. CI runs it in full."""
+    monkeypatch.setattr(compare, "device_counts", lambda devices: [min(2, devices)])
+    monkeypatch.setattr(compare, "DTYPES", ("float32",))
+
+
+def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "compare.json"
+    code = compare.run(CompareCommand(config=small_config(), rounds=2, json=path))
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    for expected in ("largest difference, float32", "worst gradient", "verdict", "equal", "tokens of a batch", "CPU 0"):
+        assert expected in printed
+    data = json.loads(path.read_text())
+    assert data["equal"] is True
+    (row,) = data["rows"]
+    assert set(row["proofs"]["float32"]) == {"single / auto", "single / explicit", "auto / explicit"}
+    assert set(row["seconds"]) == {"auto", "explicit", "compute only"}
+    assert all(value > 0 for value in row["seconds"].values())
+    sent = {name: sum(c["bytes"] * c["count"] for c in sends) for name, sends in row["collectives"].items()}
+    assert sent == {"auto": row["predicted_bytes"], "explicit": row["predicted_bytes"], "compute only": 0}
+
+
+def test_a_difference_is_shown_and_is_the_exit_code(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """A factor of 1.001 in the gradients of one twin."""
+    honest = proof.observe
+    calls = []
+
+    def every_third(step, state, batch, copy):
+        calls.append(step)
+        seen = honest(step, state, batch, copy)
+        if len(calls) == 3:  # single, auto, explicit
+            seen["gradients"] = jax.tree.map(lambda leaf: leaf * 1.001, seen["gradients"])
+        return seen
+
+    monkeypatch.setattr(proof, "observe", every_third)
+    assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
+    printed = capsys.readouterr().out
+    assert "NOT EQUAL" in printed
+    assert "gradients: 1.001 times the reference" in printed
+
+
+def test_errors_come_before_the_work(tmp_path: Path):
+    with pytest.raises(ValueError, match="rounds is 0; give at least 1"):
+        compare.run(CompareCommand(rounds=0))
+    with pytest.raises(ValueError, match="give --json a path in a folder that exists"):
+        compare.run(CompareCommand(json=tmp_path / "missing" / "file"))
+    with pytest.raises(ValueError, match="batch=12 cannot be split"):
+        compare.run(CompareCommand(config=dataclasses.replace(small_config(), batch=12)))
+
+
+def test_turns_are_taken_in_rotation():
+    ran = []
+
+    class Noted(Contestant):
+        def run(self, steps: int = 1) -> None:
+            ran.append((self.state, steps))
+
+    contestants = {name: Noted(None, name, None) for name in "abc"}
+    seconds = in_turns(contestants, rounds=3, steps=2)
+    assert "".join(name for name, _ in ran) == "abcbcacab"
+    assert {steps for _, steps in ran} == {2}
+    assert {name: values.shape for name, values in seconds.items()} == dict.fromkeys("abc", (3,))
+
+
+def test_a_ratio_is_the_median_of_ratios_within_rounds():
+    """Noise that slows a whole round must not show."""
+    assert ratio(np.array([2.0, 20.0, 3.0]), np.array([1.0, 10.0, 1.0])) == 2

@@ -1,0 +1,116 @@
+"""The command lines, as a user meets them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import auto_sharding
+import explicit_shardmap
+from shared.cli import main
+
+ROOT = Path(__file__).parent.parent
+SMALL = "--layers 1 --width 16 --heads 2 --hidden 32 --window 16 --batch 8".split()
+TWINS = {"auto_sharding": auto_sharding.build, "explicit_shardmap": explicit_shardmap.build}
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, where nothing has started JAX yet."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_both_twins_train_and_print_the_same_losses(tmp_path: Path):
+    """End to end, in processes of their own, with the CPU settings that users get."""
+    printed, recorded = [], []
+    for program in TWINS:
+        path = tmp_path / f"{program}.jsonl"
+        done = run(program, "train", *SMALL, "--steps", "10", "--devices", "4", "--validation", "0", "--metrics", str(path))
+        assert done.returncode == 0, done.stderr
+        assert f"{program}: data_parallel over {{'data': 4}}" in done.stdout
+        printed.append([line.split("tokens/s")[0].rsplit("  ", 1)[0] for line in done.stdout.splitlines() if "step" in line])
+        recorded.append([json.loads(line) for line in path.read_text().splitlines()])
+    assert [record["step"] for record in recorded[0]] == list(range(1, 11))
+    losses = np.array([[record["loss"] for record in records] for records in recorded])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert losses[0, -1] < losses[0, 0]
+    for record in recorded[0]:
+        assert set(record) == {"step", "loss", "perplexity", "gradient_norm", "tokens", "tokens_per_second"}
+
+
+def test_more_devices_than_exist():
+    done = run("explicit_shardmap", "train", *SMALL, "--devices", "4", JAX_NUM_CPU_DEVICES="2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: 4 devices asked for, but there are 2 (cpu); give --devices 2 or fewer\n"
+
+
+ERRORS = {
+    "--batch 6 --devices 4": "batch=6 cannot be split evenly over 4 devices; give a multiple of 4",
+    "--heads 3": "heads=3 does not divide width=128; give a width that is a multiple of 3",
+    "--data {missing}": "No such file or directory; give --data the path of a text file",
+    "--data {empty}": "is empty; give --data a file with some text in it",
+    "--data {short}": "the text has 20 bytes, but a window of 128 needs 129; give a longer text or a smaller --window",
+    "--data {short} --corpus python-docs": "both name a text; give one of them",
+    "--data {short} --window 4 --batch 8": "too few for a batch of 8; give a longer text, a smaller --batch",
+    "--corpus bible": "no corpus is called 'bible'; choose one of: python-docs, tiny-shakespeare",
+    "--devices 0": "devices is 0; give at least 1",
+    "--strategy magic": "no strategy is called 'magic'; choose one of: data_parallel",
+    "--steps 0": "steps is 0; give at least 1",
+    "--layers 0": "layers is 0; give at least 1",
+    "--seed -1": "seed is -1; give a whole number from 0",
+    "--dropout 1": "dropout is 1.0; give a share from 0 up to",
+    "--learning-rate 0": "learning_rate is 0.0; give a positive number",
+    "--validation 2": "validation is 2.0; give a share",
+    "--metrics {missing}/metrics.jsonl": "give --metrics a path in a folder that exists",
+}
+
+
+@pytest.mark.parametrize("arguments", ERRORS)
+def test_bad_input_ends_with_one_line_and_code_2(
+    arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Before any long work: none of these gets as far as building a state."""
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_text("twenty bytes of text")
+    paths = {name: str(tmp_path / name) for name in ("missing", "empty", "short")}
+    monkeypatch.setattr("shared.twin.initial_state", lambda *_: pytest.fail("work was begun"))
+    with pytest.raises(SystemExit) as ended:
+        main(auto_sharding.build, "auto_sharding", ["train", *arguments.format(**paths).split()])
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert ERRORS[arguments] in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    assert not printed.out
+
+
+@pytest.mark.parametrize("program", TWINS)
+def test_a_loss_that_is_no_number(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "metrics.jsonl"
+    options = f"--steps 20 --optimizer sgd --learning-rate 1e30 --warmup 0 --clip 0 --devices 2 --metrics {path}"
+    with pytest.raises(SystemExit) as ended:
+        main(TWINS[program], program, ["train", *SMALL, *options.split()])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert "try a lower --learning-rate" in printed
+    assert printed.count("\n") == 1
+    assert json.loads(path.read_text().splitlines()[0])["step"] == 1  # what was known before is kept
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(auto_sharding.build, "auto_sharding", ["train", "--help"])
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    for flag in ("--steps", "--data", "--corpus", "--metrics", "--devices", "--layers", "--clip", "--schedule", "--remat"):
+        assert flag in printed

@@ -1,0 +1,123 @@
+"""What the ledger reads out of compiled programs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from bench import TWINS, device_counts
+from bench.compare import predicted_bytes
+from bench.compute_only import compile_compute_only
+from bench.proof import proof_config
+from shared.collectives import collectives, compile_readable
+from shared.placement import STRATEGIES, make_mesh
+
+needs_8 = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 devices")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", TWINS)
+def test_a_step_sends_what_the_strategy_table_predicts(name: str, strategy: str):
+    """Kinds, axes and bytes, exactly: a careless edit or a new compiler that adds a gather is seen."""
+    for devices in device_counts(jax.device_count())[-1:]:
+        config = proof_config("float32", strategy)
+        twin = TWINS[name](config, make_mesh(strategy, devices))
+        found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+        row = STRATEGIES[strategy]
+        expected = row.traffic(0, 0, row.degrees(devices))
+        assert {(c.kind, c.axes) for c in found} == {(traffic.kind, (traffic.axis,)) for traffic in expected}
+        assert sum(c.total_bytes for c in found) == predicted_bytes(config, devices)
+        assert all(c.participants == devices for c in found)
+
+
+@needs_8
+def test_the_explicit_twin_communicates_where_its_source_says():
+    config = proof_config("float32", "data_parallel")
+    twin = TWINS["explicit"](config, make_mesh(config.strategy, 8))
+    sources = {c.source.split(":")[0] for c in collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)}
+    assert sources == {"explicit_shardmap/step.py", "explicit_shardmap/data_parallel.py"}
+
+
+def test_one_device_sends_nothing():
+    config = proof_config("float32", "data_parallel")
+    for build in TWINS.values():
+        twin = build(config, make_mesh(config.strategy, 1))
+        assert collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh) == []
+
+
+def test_the_compute_only_twin_sends_nothing_and_leaves_jax_as_it_was():
+    before = lax.pmean, lax.psum, lax.pcast, jax.shard_map
+    twin, step = compile_compute_only(proof_config("float32", "data_parallel"), jax.device_count())
+    assert collectives(step, twin.mesh) == []
+    assert (lax.pmean, lax.psum, lax.pcast, jax.shard_map) == before
+
+
+@needs_8
+def test_every_kind_and_axis():
+    """Each collective once, over known axes of a 2 x 4 mesh; float32 pieces of 4 x 4."""
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), (AxisType.Auto,) * 2)
+
+    def everything(x: jax.Array) -> jax.Array:
+        swapped = lax.ppermute(x, "data", [(0, 1), (1, 0)])
+        gathered = lax.all_gather(x, "tensor")
+        scattered = lax.psum_scatter(x, "tensor", tiled=True)
+        exchanged = lax.all_to_all(x, "tensor", 0, 0, tiled=True)
+        both = lax.psum(jnp.sin(x), ("data", "tensor"))
+        one = lax.psum(jnp.cos(x), "data")
+        return x + swapped + gathered.sum() + scattered.sum() + exchanged + both + one
+
+    program = jax.jit(jax.shard_map(everything, mesh=mesh, in_specs=P("data", "tensor"), out_specs=P("data", "tensor")))
+    found = collectives(compile_readable(program, jnp.ones((8, 16))), mesh)
+    assert sorted((c.kind, c.axes, c.participants, c.bytes, c.count) for c in found) == [
+        ("all_gather", ("tensor",), 4, 64, 1),
+        ("all_reduce", ("data",), 2, 64, 1),
+        ("all_reduce", ("data", "tensor"), 8, 64, 1),
+        ("all_to_all", ("tensor",), 4, 64, 1),
+        ("collective_permute", ("data",), 2, 64, 1),
+        ("reduce_scatter", ("tensor",), 4, 64, 1),
+    ]
+    assert all(c.source.startswith("tests/test_collectives.py:") for c in found)
+
+
+@needs_8
+def test_loops_are_counted():
+    """A collective in a loop's body stands in the program once and runs as often as the loop turns."""
+    mesh = make_mesh("data_parallel", 8)
+
+    def nested(x: jax.Array) -> jax.Array:
+        def inner(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.pcast(lax.pmean(jnp.sin(x), "data"), "data", to="varying"), None
+
+        def outer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return lax.scan(inner, x, length=3)[0], None
+
+        return lax.scan(outer, x, length=5)[0]
+
+    program = jax.jit(jax.shard_map(nested, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
+    (found,) = collectives(compile_readable(program, jnp.ones(8)), mesh)
+    assert (found.kind, found.count, found.bytes, found.total_bytes) == ("all_reduce", 15, 4, 60)
+
+
+@needs_8
+def test_a_loop_of_unknown_length_is_said_to_be():
+    mesh = make_mesh("data_parallel", 8)
+
+    def until_small(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: x[0] > 1e-3, lambda x: lax.pmean(x, "data") / 2, lax.pmean(x, "data"))
+
+    program = jax.jit(jax.shard_map(until_small, mesh=mesh, in_specs=P("data"), out_specs=P()))
+    counts = sorted((c.count or 0) for c in collectives(compile_readable(program, jnp.ones(8)), mesh))
+    assert counts[0] == 0
+
+
+@needs_8
+def test_both_twins_can_be_compiled_without_arrays():
+    """From shapes alone, as for a mesh whose devices do not exist here."""
+    config = proof_config("float32", "data_parallel")
+    for build in TWINS.values():
+        twin = build(config, make_mesh(config.strategy, 8))
+        state, batch = twin.shapes()
+        assert twin.logits.lower(state, batch.tokens).compile() is not None
+        assert twin.loss_and_grads.lower(state, batch).out_info[0].shape == ()

@@ -1,0 +1,60 @@
+"""What is settled before JAX starts. Each case needs a process that has not started it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared import runtime
+
+ROOT = Path(__file__).parent.parent
+SHOW = "from shared import runtime; found = runtime.start(2); print(found.platform, found.devices, found.cpu_settings)"
+
+
+def started(program: str = SHOW, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**clean, **environment}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(runtime.accelerator_installed(), reason="the CPU is not what JAX takes here")
+def test_the_accepted_settings_are_applied_and_named():
+    """JAX aborts on a flag it does not know; here it has to compile a product with all that are accepted."""
+    product = "; import jax.numpy as jnp; x = jnp.ones((64, 64)); print(float((x @ x).sum()))"
+    first, last = started(SHOW + product).splitlines()
+    assert first == " ".join(["cpu 2", *runtime.accepted_settings()])
+    assert float(last) == 64**3
+
+
+def test_the_users_own_flags_and_devices_are_kept():
+    shown = started(XLA_FLAGS="--xla_cpu_use_onednn=false", JAX_NUM_CPU_DEVICES="3", JAX_PLATFORMS="cpu")
+    assert shown == "cpu 3 --xla_cpu_use_onednn=false (from XLA_FLAGS)"
+
+
+def test_no_settings_are_applied_where_an_accelerator_is_looked_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    assert runtime.accelerator_installed()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not runtime.accelerator_installed()
+
+
+def test_settings_are_those_that_version_and_processor_take(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(runtime, "processor_has", lambda feature: False)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.12.3")
+    assert [flag.split("=")[0] for flag in runtime.accepted_settings()] == [
+        "--xla_cpu_use_onednn",
+        "--xla_cpu_experimental_onednn_fusion_type",
+    ]
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.10.2")
+    assert runtime.accepted_settings() == ["--xla_cpu_use_onednn=true"]
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.13.0")
+    assert runtime.accepted_settings() == []
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.12.0")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert runtime.accepted_settings() == []
