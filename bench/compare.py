@@ -26,12 +26,12 @@ from bench.report import draw_placement, print_report
 from bench.timing import CONTESTANTS, contestant, in_turns, ratio
 from shared import runtime
 from shared.collectives import Collective
-from shared.config import Config, InputError, check, validate
+from shared.config import Config, DType, InputError, check, validate
 from shared.equivalence import Report
 from shared.placement import find_strategy
 from shared.state import abstract_state
 
-DTYPES = ("float32", "float64")
+DTYPES: tuple[DType, ...] = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
                 "collectives": {name: contestants[devices, name].sends for name in own},
                 "seconds": {name: float(np.median(values)) for name, values in own.items()},
                 "explicit_over_auto": ratio(own["explicit"], own["auto"]),
-                "communication_share": {
-                    name: 0.0 if bare is None else 1 - ratio(bare, own[name]) for name in TWINS
-                },
+                "communication_share": {name: 0.0 if bare is None else 1 - ratio(bare, own[name]) for name in TWINS},
             }
         )
     return found
@@ -110,7 +108,10 @@ def run(command: CompareCommand) -> int:
     found = runtime.start(DEVICE_COUNTS[-1])
     console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
     counts = device_counts(found.devices)
-    check(config.batch % counts[-1] == 0, f"batch={config.batch} cannot be split over {counts[-1]} devices; give a multiple")
+    check(
+        config.batch % counts[-1] == 0,
+        f"batch={config.batch} cannot be split over {counts[-1]} devices; give a multiple",
+    )
     file = open_json(command.json)
 
     with console.status("starting") as status:
@@ -166,7 +167,8 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
                 "devices": row.devices,
                 "equal": row.equal,
                 "proofs": {
-                    dtype: {pair: proof(report) for pair, report in pairs.items()} for dtype, pairs in row.proofs.items()
+                    dtype: {pair: proof(report) for pair, report in pairs.items()}
+                    for dtype, pairs in row.proofs.items()
                 },
                 "predicted_bytes": row.predicted_bytes,
                 "collectives": {

@@ -4,7 +4,7 @@ Each collective is replaced by a local stand-in with a result of the same shape,
 did before and sends nothing. The results are wrong on more than one device, and only their time is of use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ def times_devices(values: Any, axes: Any, **options: Any) -> Any:
 
 
 @contextmanager
-def local_stand_ins() -> Iterator[None]:
+def local_stand_ins() -> Generator[None]:
     """Within it, steps are traced without communication. Checks are off: results that differ pass for replicated."""
     unchecked = partial(jax.shard_map, check_vma=False)
     with (

@@ -15,14 +15,15 @@ import numpy as np
 
 from bench import TWINS
 from shared import single_device
-from shared.config import Config, ModelConfig, OptimizerConfig
+from shared.config import Config, DType, ModelConfig, OptimizerConfig
 from shared.data import Batch, Dataset
 from shared.equivalence import Report, compare_results, work_behind
 from shared.placement import make_mesh
 from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state, initial_state
 
-def proof_config(dtype: str, strategy: str) -> Config:
+
+def proof_config(dtype: DType, strategy: str) -> Config:
     """The small model with everything switched on that can go wrong."""
     return Config(
         model=ModelConfig(
@@ -35,7 +36,7 @@ def proof_config(dtype: str, strategy: str) -> Config:
 
 
 def proof_batch(config: Config) -> Batch:
-    """Random tokens, each counted with probability 0.7, but none in the first two rows: all of device 0's share on 8."""
+    """Random tokens, each counted with probability 0.7, but none in the first two rows, device 0's share on 8."""
     random = np.random.default_rng(config.seed)
     text = random.integers(0, config.model.vocabulary, config.batch * config.model.window + 1).astype(np.uint8)
     batch = Dataset(text, config.model.window, config.batch).cut(np.arange(config.batch))

@@ -113,16 +113,14 @@ def share(value: float, devices: int) -> str:
 def explanation(config: Config, proof: Config) -> str:
     """What the figures are, in a few lines."""
     model, small = config.model, proof.model
-    simulated = (
-        "\nThese devices are simulated and share this machine's cores: expect no speed-up from more of them. The share\n"
-        "of communication is mostly waiting for one another; bytes and counts are what carries over to real devices."
-    )
-    return (
-        "Differences: the largest of single-device / auto / explicit, relative to the norm of each leaf, for a model of\n"
-        f"{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping and one step "
-        "of SGD. Tolerance: docs/proof.md.\n"
-        f"Times: medians of rounds in turns, {model.layers} layers, width {model.width}, window {model.window}, batch "
-        f"{config.batch}, {config.optimizer.optimizer}, {model.dtype}. Bytes: what each device puts in.\n"
-        "Share of communication: what a step would save if its collectives were local."
-        + (simulated if jax.default_backend() == "cpu" else "")
+    simulated = """
+These devices are simulated and share this machine's cores: expect no speed-up from more of them. The share of
+communication is mostly waiting for one another; bytes and counts are what carries over to real devices."""
+    return f"""Differences: the largest of single-device / auto / explicit, relative to the norm of each leaf. The model has
+{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping and a step of SGD.
+The tolerance follows from a rule: docs/proof.md.
+Times: medians of rounds in turns, {model.layers} layers, width {model.width}, window {model.window}, \
+batch {config.batch}, {config.optimizer.optimizer}, {model.dtype}.
+Share of communication: what a step would save if its collectives were local.""" + (
+        simulated if jax.default_backend() == "cpu" else ""
     )

@@ -63,9 +63,7 @@ def build(config: Config, mesh: Mesh) -> Twin:
     per_device = partial(jax.shard_map, mesh=mesh)
     return Twin(
         plan,
-        logits=jax.jit(
-            per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=batch.tokens)
-        ),
+        logits=jax.jit(per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=batch.tokens)),
         loss_and_grads=jax.jit(
             per_device(
                 partial(loss_and_grads, plan),

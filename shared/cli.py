@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
-import jax
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -119,15 +118,25 @@ def open_metrics(path: Path) -> TextIO:
     try:
         return path.open("w")
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; give --metrics a path in a folder that exists") from None
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; give --metrics a path in a folder that exists"
+        ) from None
 
 
 class Reporter:
     """Shows records: a bar on a terminal, a line every tenth of the run, and each as a line of JSON."""
 
     def __init__(self, stack: ExitStack, console: Console, file: TextIO | None, steps: int):
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[last]}"))
-        self.bar = stack.enter_context(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}"),
+        )
+        self.bar = stack.enter_context(
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        )
         self.task = self.bar.add_task("train", total=steps, last="compiling")
         self.console, self.file, self.steps = console, file, steps
 

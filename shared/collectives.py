@@ -72,7 +72,8 @@ def collectives(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Collective]:
     Groups of one device, in which nothing is sent, are left out.
     """
     found = []
-    for module in compiled.runtime_executable().hlo_modules():
+    executable: Any = compiled.runtime_executable()
+    for module in executable.hlo_modules():
         stablehlo = hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
         with mlir.make_ir_context():
             program = ir.Module.parse(stablehlo)
@@ -94,10 +95,10 @@ def operations(op: Any, functions: dict[str, Any], count: int | None) -> Iterato
                 inner = wrapped.operation
                 yield inner, count
                 if inner.name == "func.call":
-                    callee = functions[str(inner.attributes["callee"]).strip("@\"")]
+                    callee = functions[str(inner.attributes["callee"]).strip('@"')]
                     yield from operations(callee, functions, count)
                 turns = trip_count(inner) if inner.name == "stablehlo.while" else 1
-                yield from operations(inner, functions, None if None in (turns, count) else turns * count)
+                yield from operations(inner, functions, turns * count if turns and count else None)
 
 
 def trip_count(loop: Any) -> int | None:
@@ -124,7 +125,9 @@ def trip_count(loop: Any) -> int | None:
 
     counter, limit = (followed(value) for value in compare.operands)
     end = constant(limit)
-    start = constant(loop.operands[ir.BlockArgument(counter).arg_number]) if isinstance(counter.owner, ir.Block) else None
+    start = (
+        constant(loop.operands[ir.BlockArgument(counter).arg_number]) if isinstance(counter.owner, ir.Block) else None
+    )
     return end if start == 0 else None
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,7 @@ def download_shakespeare(cache_dir: Path | None) -> Path:
     """The path of the cached file, after downloading it if need be."""
     import pooch
 
+    downloader: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S)
     folder = cache_dir or Path(pooch.os_cache("twinstep"))
     pooch.get_logger().setLevel(logging.ERROR)
     try:
@@ -53,7 +55,7 @@ def download_shakespeare(cache_dir: Path | None) -> Path:
                 known_hash=f"sha256:{SHAKESPEARE_SHA256}",
                 fname="tinyshakespeare.txt",
                 path=folder,
-                downloader=pooch.HTTPDownloader(timeout=TIMEOUT_S),
+                downloader=downloader,
             )
         )
     except (OSError, ValueError) as error:  # no network (requests raises OSErrors), no place to write, wrong hash

@@ -7,6 +7,7 @@ is why no input library is needed: the whole state of the data is the step numbe
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,15 +18,15 @@ from shared.config import check
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """One global batch. In a twin's hands its arrays are split over devices as the strategy table says."""
+    """One global batch: numpy arrays on the host, or JAX arrays split over devices as the strategy table says."""
 
-    tokens: np.ndarray | jax.Array
+    tokens: Any
     """(B, T) int32."""
-    targets: np.ndarray | jax.Array
+    targets: Any
     """(B, T) int32: the next byte of the text at each position."""
-    weights: np.ndarray | jax.Array
+    weights: Any
     """(B, T) float32: how much each position counts in the loss; 0 masks it."""
-    rows: np.ndarray | jax.Array
+    rows: Any
     """(B,) uint32: each example's place in the global batch, from which its dropout masks are drawn."""
 
 

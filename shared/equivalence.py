@@ -3,8 +3,8 @@
     assert_equivalent(my_jitted_step, my_shard_map_step, state, batch)
 
 Each function may return any pytree; entries at its top level (`loss`, `gradients`, ...) are called groups. A leaf's
-error is the norm of the difference over the norm of the reference leaf. Below a thousandth of its group's norm the
-latter is replaced by that thousandth: a leaf whose true value is zero (a key bias: softmax does not see a shift) holds
+error is the norm of the difference over the norm of the reference leaf, or over a floor in proportion to its group's
+norm (`FLOOR`) where that is larger: a leaf whose true value is zero (a key bias: softmax does not see a shift) holds
 nothing but rounding, and relative to itself any rounding is large.
 
 How large an error may be follows from `tolerance`, a rule stated there and in docs/proof.md.
@@ -24,8 +24,9 @@ from rich.table import Table
 
 from shared.tree import named_leaves
 
-FLOOR = 1e-3
-"""Share of the group's norm below which a leaf is not measured against itself."""
+FLOOR, BFLOAT16_FLOOR = 1e-3, 1e-2
+"""Share of the group's norm below which a leaf is not measured against itself. In a leaf whose true value is zero the
+rounding is in proportion to what was summed, of which the group's norm tells the size; in bfloat16 it is coarser."""
 
 Step = Callable[[Any, Any], Any]
 
@@ -106,12 +107,14 @@ class Report:
         verdict = "equal" if self.equal else "NOT EQUAL"
         table = Table("leaf", "relative error", "tolerance", "used", "ratio", title_justify="left", box=None)
         for leaf in shown:
-            table.add_row(leaf.name, f"{leaf.error:.2e}", f"{leaf.tolerance:.1e}", f"{leaf.used:.1%}", f"{leaf.ratio:.6g}")
-        console = Console(file=io.StringIO(), width=120)
-        console.print(table)
+            table.add_row(
+                leaf.name, f"{leaf.error:.2e}", f"{leaf.tolerance:.1e}", f"{leaf.used:.1%}", f"{leaf.ratio:.6g}"
+            )
+        printed = io.StringIO()
+        Console(file=printed, width=120).print(table)
         lines = [f"{verdict}: {len(failed)} of {len(self.leaves)} leaves differ", *self.problems, *self.hints()]
         left = len(failed) - len(shown)
-        return "\n".join(lines + [console.file.getvalue().rstrip()] + ([f"... and {left} more"] if left > 0 else []))
+        return "\n".join(lines + [printed.getvalue().rstrip()] + ([f"... and {left} more"] if left > 0 else []))
 
 
 class Work(NamedTuple):
@@ -201,7 +204,7 @@ def compare_results(
     leaves = []
     for name, (left, right) in pairs.items():
         allowed = relative if relative is not None else leaf_tolerance(left.dtype, dtype, work)
-        floor = FLOOR * math.sqrt(squares[name.split(".")[0]])
+        floor = (BFLOAT16_FLOOR if dtype == "bfloat16" else FLOOR) * math.sqrt(squares[name.split(".")[0]])
         leaves.append(Leaf(name, error(left, right, floor), allowed, ratio(left, right)))
     devices = {device for leaf in theirs.values() if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
     return Report(tuple(leaves), tuple(problems), len(devices))

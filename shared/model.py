@@ -90,7 +90,7 @@ class Block(nnx.Module):
     """One pre-norm transformer block, (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, seams: Seams, *, rngs: nnx.Rngs):
-        kinds = {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype), "rngs": rngs}
+        kinds: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
 
         def reduced_product(*args: Any, **kwargs: Any) -> Array:
             return seams.reduce(lax.dot_general(*args, **kwargs))
@@ -125,7 +125,7 @@ class Transformer(nnx.Module):
     """Tokens (B, T) of whole numbers below V to logits (B, T, V)."""
 
     def __init__(self, config: ModelConfig, seams: Seams = Seams(), *, rngs: nnx.Rngs):
-        kinds = {"dtype": jnp.dtype(config.dtype), "param_dtype": jnp.dtype(config.param_dtype), "rngs": rngs}
+        kinds: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
 
         @nnx.split_rngs(splits=config.layers)
         @nnx.vmap
@@ -153,8 +153,7 @@ class Transformer(nnx.Module):
             parameters = self.seams.layers(parameters)
             return nnx.merge(block, parameters)(x_BTD, fold_in(keys_B, number)), None
 
-        if self.config.remat:
-            run_block = jax.checkpoint(run_block)
+        turn = jax.checkpoint(run_block) if self.config.remat else run_block
         numbers_L = 1 + jnp.arange(self.config.layers)  # 0 was the embedding's
-        x_BTD, _ = lax.scan(run_block, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
+        x_BTD, _ = lax.scan(turn, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
         return self.output(self.norm(x_BTD))

@@ -36,9 +36,10 @@ class Runtime:
         """Two lines for the head of a report."""
         kind = jax.devices()[0].device_kind
         simulated = f"simulated on {os.cpu_count()} cores, which they share" if self.platform == "cpu" else kind
-        versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
+        packages = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
+        versions = ", ".join([f"Python {platform.python_version()}", *packages])
         settings = f"\nCPU settings: {self.cpu_settings}" if self.platform == "cpu" else ""
-        return f"{self.devices} {self.platform} devices ({simulated}); Python {platform.python_version()}, {versions}{settings}"
+        return f"{self.devices} {self.platform} devices ({simulated}); {versions}{settings}"
 
 
 def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool = True) -> Runtime:

@@ -22,8 +22,8 @@ from shared.runtime import fast_compilation
 class TrainState:
     """What one step turns into the next. Made by one twin, it is a valid state of the other."""
 
-    params: nnx.State
-    """Parameters as `nnx.state(model, nnx.Param)` gives them; those of blocks have a leading dimension L."""
+    params: Any
+    """Parameters, an `nnx.State` `nnx.state(model, nnx.Param)` gives it; those of blocks have a leading dimension L."""
     optimizer: optax.OptState
     step: Array
     """Number of steps done, int32 scalar."""
@@ -41,7 +41,7 @@ def initial_state(config: Config, key: Array) -> TrainState:
 
 
 @functools.cache
-def jitted_init(config: Config) -> Callable[[Array], TrainState]:
+def jitted_init(config: Config) -> Any:
     """`initial_state` compiled once for a configuration; eager NNX initialisation takes eight times as long."""
 
     @functools.partial(jax.jit, compiler_options=fast_compilation())

@@ -14,7 +14,7 @@ import explicit_shardmap
 from shared.cli import main
 
 ROOT = Path(__file__).parent.parent
-SMALL = "--layers 1 --width 16 --heads 2 --hidden 32 --window 16 --batch 8".split()
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "32", "--window", "16", "--batch", "8"]
 TWINS = {"auto_sharding": auto_sharding.build, "explicit_shardmap": explicit_shardmap.build}
 
 
@@ -35,10 +35,14 @@ def test_both_twins_train_and_print_the_same_losses(tmp_path: Path):
     printed, recorded = [], []
     for program in TWINS:
         path = tmp_path / f"{program}.jsonl"
-        done = run(program, "train", *SMALL, "--steps", "10", "--devices", "4", "--validation", "0", "--metrics", str(path))
+        done = run(
+            program, "train", *SMALL, "--steps", "10", "--devices", "4", "--validation", "0", "--metrics", str(path)
+        )
         assert done.returncode == 0, done.stderr
         assert f"{program}: data_parallel over {{'data': 4}}" in done.stdout
-        printed.append([line.split("tokens/s")[0].rsplit("  ", 1)[0] for line in done.stdout.splitlines() if "step" in line])
+        printed.append(
+            [line.split("tokens/s")[0].rsplit("  ", 1)[0] for line in done.stdout.splitlines() if "step" in line]
+        )
         recorded.append([json.loads(line) for line in path.read_text().splitlines()])
     assert [record["step"] for record in recorded[0]] == list(range(1, 11))
     losses = np.array([[record["loss"] for record in records] for records in recorded])
@@ -112,5 +116,15 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
         main(auto_sharding.build, "auto_sharding", ["train", "--help"])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    for flag in ("--steps", "--data", "--corpus", "--metrics", "--devices", "--layers", "--clip", "--schedule", "--remat"):
+    for flag in (
+        "--steps",
+        "--data",
+        "--corpus",
+        "--metrics",
+        "--devices",
+        "--layers",
+        "--clip",
+        "--schedule",
+        "--remat",
+    ):
         assert flag in printed

@@ -36,7 +36,9 @@ def test_a_step_sends_what_the_strategy_table_predicts(name: str, strategy: str)
 def test_the_explicit_twin_communicates_where_its_source_says():
     config = proof_config("float32", "data_parallel")
     twin = TWINS["explicit"](config, make_mesh(config.strategy, 8))
-    sources = {c.source.split(":")[0] for c in collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)}
+    sources = {
+        c.source.split(":")[0] for c in collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    }
     assert sources == {"explicit_shardmap/step.py", "explicit_shardmap/data_parallel.py"}
 
 

@@ -44,7 +44,9 @@ def test_tiny_shakespeare_is_downloaded_once_and_checked(server: str, tmp_path: 
     assert read_corpus("tiny-shakespeare", tmp_path / "cache").tobytes() == TEXT
 
 
-def test_another_text_than_expected_is_refused_and_not_kept(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_another_text_than_expected_is_refused_and_not_kept(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(corpus, "SHAKESPEARE_URL", server)
     with pytest.raises(ValueError, match="the download is not the expected text"):
         read_corpus("tiny-shakespeare", tmp_path / "cache")

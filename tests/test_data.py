@@ -55,7 +55,10 @@ def test_epochs_and_seeds_differ_in_order(window: int, batch: int, extra: int, s
     other = make(window, batch, extra + 40 * window * batch, seed ^ 1)
     object.__setattr__(dataset, "text", np.arange(dataset.text.size))
     object.__setattr__(other, "text", np.arange(other.text.size))
-    starts = [[set(d(first + step).tokens[:, 0]) for step in range(3)] for d, first in ((dataset, 0), (dataset, epoch), (other, 0))]
+    starts = [
+        [set(d(first + step).tokens[:, 0]) for step in range(3)]
+        for d, first in ((dataset, 0), (dataset, epoch), (other, 0))
+    ]
     assert starts[0] != starts[1]
     assert starts[0] != starts[2]
 

@@ -45,7 +45,7 @@ def test_everything_switched_on(strategy: str, dtype: str):
 
 
 def test_the_proof_has_what_can_go_wrong():
-    """The batch leaves the first of 8 devices without a counted token, and the gradients are long enough to be clipped."""
+    """The batch leaves the first of 8 devices without a counted token, and the gradients are clipped."""
     config = proof_config("float32", "data_parallel")
     batch = proof_batch(config)
     counted = batch.weights.reshape(8, -1).sum(axis=1)

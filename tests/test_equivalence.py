@@ -92,7 +92,9 @@ def test_missing_leaves_shapes_and_types_are_named():
 def test_replicas_that_drift_apart_are_seen():
     """JAX calls this array fully replicated, and numpy shows the first copy only."""
     mesh = make_mesh("data_parallel", 4)
-    copies = [jax.device_put(np.float32([1, 2 + 1e-3 * (number == 3)]), device) for number, device in enumerate(mesh.devices)]
+    copies = [
+        jax.device_put(np.float32([1, 2 + 1e-3 * (number == 3)]), device) for number, device in enumerate(mesh.devices)
+    ]
     drifted = jax.make_array_from_single_device_arrays((2,), NamedSharding(mesh, P()), copies)
     assert drifted.is_fully_replicated
     np.testing.assert_array_equal(drifted, np.float32([1, 2]))
@@ -112,7 +114,9 @@ def test_functions_that_donate_their_arguments_can_be_compared():
 
 def test_the_message_can_be_read():
     with pytest.raises(AssertionError) as caught:
-        assert_equivalent(lambda state, batch: {"gradients": state}, lambda state, batch: {"gradients": 4 * state}, np.ones(3), 0)
+        assert_equivalent(
+            lambda state, batch: {"gradients": state}, lambda state, batch: {"gradients": 4 * state}, np.ones(3), 0
+        )
     assert "NOT EQUAL: 1 of 1 leaves differ" in str(caught.value)
     assert "gradients: 4 times the reference" in str(caught.value)
 

@@ -27,7 +27,9 @@ def test_a_constant_schedule_without_warmup():
     assert [float(schedule(config)(step)) for step in (0, 1, 1000)] == [0.5] * 3
 
 
-@pytest.mark.parametrize(("norm", "limit", "scale"), [(5.0, 1.0, 0.2), (5.0, 10.0, 1.0), (5.0, 0.0, 1.0), (0.0, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("norm", "limit", "scale"), [(5.0, 1.0, 0.2), (5.0, 10.0, 1.0), (5.0, 0.0, 1.0), (0.0, 1.0, 1.0)]
+)
 def test_clipping(norm: float, limit: float, scale: float):
     gradients = {"a": jnp.array([3.0, 4.0]) * norm / 5}
     np.testing.assert_allclose(clip(gradients, jnp.float32(norm), limit)["a"], scale * gradients["a"], rtol=1e-6)

@@ -15,7 +15,7 @@ LEGACY = {"pmap.py"}  # a chapter of the explicit twin alone
 
 
 def functions(path: Path) -> list[str]:
-    """Functions and classes of a module, with their parameters' names, in order. Small letters in a name are local sizes."""
+    """Functions (with parameters) and classes of a module, in order. Small letters in a name are local sizes."""
     found = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):

@@ -16,7 +16,12 @@ SHOW = "from shared import runtime; found = runtime.start(2); print(found.platfo
 def started(program: str = SHOW, **environment: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env={**clean, **environment}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
