@@ -116,8 +116,8 @@ def explanation(config: Config, proof: Config) -> str:
     simulated = """
 These devices are simulated and share this machine's cores: expect no speed-up from more of them. The share of
 communication is mostly waiting for one another; bytes and counts are what carries over to real devices."""
-    return f"""Differences: the largest of single-device / auto / explicit, relative to the norm of each leaf. The model has
-{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping and a step of SGD.
+    return f"""Differences: the largest of single-device / auto / explicit, relative to each leaf's norm. The model has
+{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping, a step of SGD.
 The tolerance follows from a rule: docs/proof.md.
 Times: medians of rounds in turns, {model.layers} layers, width {model.width}, window {model.window}, \
 batch {config.batch}, {config.optimizer.optimizer}, {model.dtype}.

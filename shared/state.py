@@ -23,7 +23,7 @@ class TrainState:
     """What one step turns into the next. Made by one twin, it is a valid state of the other."""
 
     params: Any
-    """Parameters, an `nnx.State` `nnx.state(model, nnx.Param)` gives it; those of blocks have a leading dimension L."""
+    """The `nnx.State` that `nnx.state(model, nnx.Param)` gives; parameters of blocks have a leading dimension L."""
     optimizer: optax.OptState
     step: Array
     """Number of steps done, int32 scalar."""
