@@ -39,7 +39,7 @@ class CompareCommand:
     """Compare the two twins: equality, collectives, and time, for 1, 2, 4 and 8 devices."""
 
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    rounds: int = 8
+    rounds: int = 6
     """Rounds in which all steps are timed in turns."""
     json: Path | None = None
     """File for all that was found, as JSON."""
@@ -57,10 +57,10 @@ class Row:
     collectives: dict[str, list[Collective]]
     """Contestant to the collectives of its timed step."""
     seconds: dict[str, float]
-    """Contestant to seconds per step."""
+    """Contestant to seconds per step, in the fastest round."""
     explicit_over_auto: float
     communication_share: dict[str, float]
-    """Twin to the share of its step that it would save if sending cost nothing; can come out below 0 by noise."""
+    """Twin to the share of its step that it would save if sending cost nothing; noise can make it negative."""
 
     @property
     def equal(self) -> bool:
@@ -84,7 +84,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
         found.append(
             {
                 "collectives": {name: contestants[devices, name].sends for name in own},
-                "seconds": {name: float(np.median(values)) for name, values in own.items()},
+                "seconds": {name: float(values.min()) for name, values in own.items()},
                 "explicit_over_auto": ratio(own["explicit"], own["auto"]),
                 "communication_share": {name: 0.0 if bare is None else 1 - ratio(bare, own[name]) for name in TWINS},
             }

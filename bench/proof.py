@@ -8,6 +8,7 @@ The tests prove the same with this file.
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -47,13 +48,19 @@ def proof_batch(config: Config) -> Batch:
 
 def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
     """Everything that a step computes from a state and a batch, for comparison."""
-
-    def run(function: Any, *arguments: Any) -> Any:
-        return function.lower(*arguments).compile(compiler_options=fast_compilation())(*arguments)
-
-    loss, gradients, tokens = run(step.loss_and_grads, state, batch)
-    logits = run(step.logits, state, batch.tokens)
-    after, metrics = run(step.train_step, copy(state), batch)
+    calls = [
+        (step.loss_and_grads, (state, batch)),
+        (step.logits, (state, batch.tokens)),
+        (step.train_step, (copy(state), batch)),
+    ]
+    lowered = [function.lower(*arguments) for function, arguments in calls]
+    options = fast_compilation()
+    with ThreadPoolExecutor() as pool:  # XLA compiles without holding Python's lock
+        compiled = list(pool.map(lambda program: program.compile(compiler_options=options), lowered))
+    # An executable must outlive its run: XLA's oneDNN fusions abort the process otherwise.
+    (loss, gradients, tokens), logits, (after, metrics) = jax.block_until_ready(
+        [program(*arguments) for program, (_, arguments) in zip(compiled, calls, strict=True)]
+    )
     return {
         "loss": {"mean": loss, "tokens": tokens, **metrics},
         "logits": logits,

@@ -51,7 +51,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.collectives[name]):,}" for row in rows))
     table.add_row("  predicted", *(f"{row.predicted_bytes:,}" for row in rows))
-    table.add_row("[bold]time of a step")
+    table.add_row("[bold]time of a step, fastest")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{1e3 * row.seconds[name]:.1f} ms" for row in rows))
     table.add_row("  explicit / auto", *(f"{row.explicit_over_auto:.2f}" for row in rows))
@@ -119,8 +119,9 @@ communication is mostly waiting for one another; bytes and counts are what carri
     return f"""Differences: the largest of single-device / auto / explicit, relative to each leaf's norm. The model has
 {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping, a step of SGD.
 The tolerance follows from a rule: docs/proof.md.
-Times: medians of rounds in turns, {model.layers} layers, width {model.width}, window {model.window}, \
-batch {config.batch}, {config.optimizer.optimizer}, {model.dtype}.
+Times: {model.layers} layers, width {model.width}, window {model.window}, batch {config.batch}, \
+{config.optimizer.optimizer}, {model.dtype}. All steps ran in turns; ratio and share are medians over
+the rounds, and a few percent of them are noise.
 Share of communication: what a step would save if its collectives were local.""" + (
         simulated if jax.default_backend() == "cpu" else ""
     )

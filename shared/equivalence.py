@@ -105,16 +105,20 @@ class Report:
         failed = [leaf for leaf in self.leaves if not leaf.equal]
         shown = sorted(failed or self.leaves, key=lambda leaf: -leaf.used)[: 20 if failed else 5]
         verdict = "equal" if self.equal else "NOT EQUAL"
-        table = Table("leaf", "relative error", "tolerance", "used", "ratio", title_justify="left", box=None)
+        table = Table(
+            "leaf", "relative error", "tolerance", "error / tolerance", "ratio", title_justify="left", box=None
+        )
         for leaf in shown:
             table.add_row(
-                leaf.name, f"{leaf.error:.2e}", f"{leaf.tolerance:.1e}", f"{leaf.used:.1%}", f"{leaf.ratio:.6g}"
+                leaf.name, f"{leaf.error:.2e}", f"{leaf.tolerance:.1e}", f"{leaf.used:.2g}", f"{leaf.ratio:.6g}"
             )
         printed = io.StringIO()
         Console(file=printed, width=120).print(table)
         lines = [f"{verdict}: {len(failed)} of {len(self.leaves)} leaves differ", *self.problems, *self.hints()]
-        left = len(failed) - len(shown)
-        return "\n".join(lines + [printed.getvalue().rstrip()] + ([f"... and {left} more"] if left > 0 else []))
+        lines += [line.rstrip() for line in printed.getvalue().splitlines()]
+        if len(failed) > len(shown):
+            lines.append(f"... and {len(failed) - len(shown)} more")
+        return "\n".join(lines)
 
 
 class Work(NamedTuple):

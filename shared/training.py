@@ -49,7 +49,7 @@ def train(twin: Twin, dataset: Callable[[int], Batch], report: Callable[[Record]
         waiting = (step + 1, metrics)
     assert waiting is not None  # there is at least one step
     report(clock.record(*waiting))
-    return state
+    return jax.block_until_ready(state)
 
 
 class Clock:
