@@ -13,7 +13,7 @@ compare: $(VENV)/ready
 test: $(VENV)/ready
 	$(RUN) -m pytest $(ARGS)
 
-# Without warm-up rounds of its own pytest-benchmark would time what it likes; the benchmarks warm up for themselves.
+# Times the default step of both twins on every number of devices, and keeps the figures.
 bench: $(VENV)/ready
 	mkdir -p $(RESULTS)
 	$(RUN) -m pytest bench --benchmark-json=$(RESULTS)/bench.json $(ARGS)
@@ -36,4 +36,4 @@ requirements:
 	  --custom-compile-command "make requirements" --group dev --output-file requirements.txt pyproject.toml
 
 clean:
-	rm -rf $(VENV) $(RESULTS) .jax_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv* results* .benchmarks .jax_cache .pytest_cache .ruff_cache .hypothesis

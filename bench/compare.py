@@ -22,13 +22,13 @@ from rich.console import Console
 
 from bench import DEVICE_COUNTS, TWINS, device_counts
 from bench.proof import proof_config, prove
-from bench.report import draw_placement, print_report
-from bench.timing import CONTESTANTS, contestant, in_turns, ratio
+from bench.report import Row, draw_placement, print_report
+from bench.timing import CONTESTANTS, contestant, in_turns, ratio, timed_batch
 from shared import runtime
-from shared.collectives import Collective
-from shared.config import Config, DType, InputError, check, validate
+from shared.cli import open_output
+from shared.config import Config, DType, check
 from shared.equivalence import Report
-from shared.placement import find_strategy
+from shared.placement import find_strategy, layout, make_mesh
 from shared.state import abstract_state
 
 DTYPES: tuple[DType, ...] = ("float32", "float64")
@@ -43,28 +43,6 @@ class CompareCommand:
     """Rounds in which all steps are timed in turns."""
     json: Path | None = None
     """File for all that was found, as JSON."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What was found on one number of devices."""
-
-    devices: int
-    proofs: dict[str, dict[str, Report]]
-    """Type of computation, then pair of steps (`single / auto`, ...), to their comparison."""
-    predicted_bytes: int
-    """Bytes that each device puts into collectives, by the strategy table's formula."""
-    collectives: dict[str, list[Collective]]
-    """Contestant to the collectives of its timed step."""
-    seconds: dict[str, float]
-    """Contestant to seconds per step, in the fastest round."""
-    explicit_over_auto: float
-    communication_share: dict[str, float]
-    """Twin to the share of its step that it would save if sending cost nothing; noise can make it negative."""
-
-    @property
-    def equal(self) -> bool:
-        return all(report.equal for pairs in self.proofs.values() for report in pairs.values())
 
 
 def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -85,6 +63,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
             {
                 "collectives": {name: contestants[devices, name].sends for name in own},
                 "seconds": {name: float(values.min()) for name, values in own.items()},
+                "losses": {name: contestants[devices, name].loss for name in TWINS},
                 "explicit_over_auto": ratio(own["explicit"], own["auto"]),
                 "communication_share": {name: 0.0 if bare is None else 1 - ratio(bare, own[name]) for name in TWINS},
             }
@@ -103,16 +82,13 @@ def predicted_bytes(config: Config, devices: int) -> int:
 def run(command: CompareCommand) -> int:
     """Compare, print, and return the exit code: 0 if every row is equal within the tolerance, 1 if one is not."""
     config = command.config
-    validate(config)
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
-    found = runtime.start(DEVICE_COUNTS[-1])
+    found = runtime.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
     console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
     counts = device_counts(found.devices)
-    check(
-        config.batch % counts[-1] == 0,
-        f"batch={config.batch} cannot be split over {counts[-1]} devices; give a multiple",
-    )
-    file = open_json(command.json)
+    layout(config, make_mesh(config.strategy, counts[-1]))  # says now what cannot work
+    timed_batch(config)
+    file = open_output(command.json, "--json") if command.json else None
 
     with console.status("starting") as status:
         say = functools.partial(progress, console, status)
@@ -139,14 +115,6 @@ def progress(console: Console, status: Any, message: str) -> None:
         print(message, flush=True)
 
 
-def open_json(path: Path | None) -> Any:
-    """The file, opened before any long work."""
-    try:
-        return path.open("w") if path else None
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; give --json a path in a folder that exists") from None
-
-
 def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict[str, Any]:
     """The report as JSON-ready data."""
 
@@ -155,7 +123,8 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
         return {
             "equal": report.equal,
             "problems": report.problems,
-            "worst": {group: dataclasses.asdict(report.worst(group)) for group in groups},
+            "worst": {group: report.worst(group).name for group in groups},
+            "leaves": [dataclasses.asdict(leaf) for leaf in report.leaves],
         }
 
     return {
@@ -176,6 +145,7 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
                     for name, sends in row.collectives.items()
                 },
                 "seconds": row.seconds,
+                "losses": row.losses,
                 "explicit_over_auto": row.explicit_over_auto,
                 "communication_share": row.communication_share,
             }

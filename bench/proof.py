@@ -57,12 +57,13 @@ def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainSta
     options = fast_compilation()
     with ThreadPoolExecutor() as pool:  # XLA compiles without holding Python's lock
         compiled = list(pool.map(lambda program: program.compile(compiler_options=options), lowered))
-    # An executable must outlive its run: XLA's oneDNN fusions abort the process otherwise.
-    (loss, gradients, tokens), logits, (after, metrics) = jax.block_until_ready(
-        [program(*arguments) for program, (_, arguments) in zip(compiled, calls, strict=True)]
+    # One after the other, and each executable kept until its run is over: two programs with collectives in flight can
+    # deadlock on simulated devices, and XLA's oneDNN fusions abort the process if they are freed while they run.
+    (loss, gradients, tokens), logits, (after, metrics) = (
+        jax.block_until_ready(program(*arguments)) for program, (_, arguments) in zip(compiled, calls, strict=True)
     )
     return {
-        "loss": {"mean": loss, "tokens": tokens, **metrics},
+        "loss": {"loss_and_grads": {"loss": loss, "tokens": tokens}, "train_step": metrics},
         "logits": logits,
         "gradients": gradients,
         "parameters": after.params,
@@ -82,7 +83,7 @@ def prove(
     batch, dtype = proof_batch(config), config.model.dtype
     # Accelerators multiply float32 matrices in fewer bits unless told otherwise.
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        work = work_behind(abstract_state(config), batch)
+        work = work_behind(abstract_state(config).params, batch)
         state = initial_state(config, jax.random.key(config.seed))
         say(f"proving {dtype}: one device, without a mesh")
         single = observe(single_device.build(config), state, batch, lambda state: state)

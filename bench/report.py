@@ -1,9 +1,7 @@
 """What `python -m bench compare` prints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -12,21 +10,43 @@ from rich.table import Table
 
 from shared.collectives import Collective
 from shared.config import Config
+from shared.equivalence import Leaf, Report
 from shared.placement import layout, make_mesh
-from shared.state import initial_state
-
-if TYPE_CHECKING:
-    from bench.compare import Row
+from shared.state import initial_state, live_model
 
 GROUPS = ("loss", "logits", "gradients", "parameters")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found on one number of devices."""
+
+    devices: int
+    proofs: dict[str, dict[str, Report]]
+    """Type of computation, then pair of steps (`single / auto`, ...), to their comparison."""
+    predicted_bytes: int
+    """Bytes that each device puts into collectives, by the strategy table's formula."""
+    collectives: dict[str, list[Collective]]
+    """Contestant to the collectives of its timed step."""
+    seconds: dict[str, float]
+    """Contestant to seconds per step, in the fastest round."""
+    losses: dict[str, float]
+    """Twin to the loss after all timed steps, which is the same number of steps for both."""
+    explicit_over_auto: float
+    communication_share: dict[str, float]
+    """Twin to the share of its step that it would save if sending cost nothing; noise can make it negative."""
+
+    @property
+    def equal(self) -> bool:
+        return all(report.equal for pairs in self.proofs.values() for report in pairs.values())
 
 
 def draw_placement(console: Console, config: Config, devices: int) -> None:
     """Draw where a batch and a weight live: which device holds which part."""
     places = layout(config, make_mesh(config.strategy, devices))
     tokens = places.place(np.zeros((config.batch, config.model.window), np.int32), places.batch.tokens)
-    state = initial_state(config, jax.random.key(0))
-    kernel = places.place(state.params["output"]["kernel"], places.state.params["output"]["kernel"])
+    model = live_model(config, places.place(initial_state(config, jax.random.key(0)), places.state))
+    kernel = model.output.kernel[...]
     for name, array in (("tokens of a batch", tokens), ("weight of the output layer", kernel)):
         console.print(f"\n{name}, {list(array.shape)}, {places.mesh.size} devices: {array.sharding.spec}")
         jax.debug.visualize_array_sharding(array, use_color=console.is_terminal)
@@ -54,7 +74,10 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     table.add_row("[bold]time of a step, fastest")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{1e3 * row.seconds[name]:.1f} ms" for row in rows))
-    table.add_row("  explicit / auto", *(f"{row.explicit_over_auto:.2f}" for row in rows))
+    table.add_row("[bold]loss after these steps")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(f"{row.losses[name]:.5f}" for row in rows))
+    table.add_row("[bold]explicit / auto", *(f"{row.explicit_over_auto:.2f}" for row in rows))
     table.add_row("[bold]share of communication")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(share(row.communication_share[name], row.devices) for row in rows))
@@ -85,7 +108,7 @@ def tolerance(row: Row, dtype: str) -> float:
     return max(leaf.tolerance for leaf in leaves(row, dtype, "gradients"))
 
 
-def leaves(row: Row, dtype: str, group: str) -> list:
+def leaves(row: Row, dtype: str, group: str) -> list[Leaf]:
     return [leaf for report in row.proofs[dtype].values() for leaf in report.leaves if leaf.group == group]
 
 
@@ -120,8 +143,8 @@ communication is mostly waiting for one another; bytes and counts are what carri
 {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping, a step of SGD.
 The tolerance follows from a rule: docs/proof.md.
 Times: {model.layers} layers, width {model.width}, window {model.window}, batch {config.batch}, \
-{config.optimizer.optimizer}, {model.dtype}. All steps ran in turns; ratio and share are medians over
-the rounds, and a few percent of them are noise.
-Share of communication: what a step would save if its collectives were local.""" + (
+{config.optimizer.optimizer}, {model.dtype}. All steps ran in turns. Explicit / auto and share are medians
+over the rounds, and a few percent of them are noise; the same collectives should cost the same, 0.90 to 1.15.
+Share of communication: what a step takes beyond the explicit step with its collectives made local.""" + (
         simulated if jax.default_backend() == "cpu" else ""
     )

@@ -4,6 +4,7 @@ On a shared machine a time means little by itself, and two times taken one after
 that are to be compared run in turns, and their ratio is the median over rounds of the ratio within a round.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bench.compute_only import compile_compute_only
 from shared.collectives import Collective, collectives, compile_readable
 from shared.config import Config
 from shared.corpus import read_corpus
-from shared.data import Dataset
+from shared.data import Batch, Dataset
 from shared.placement import make_mesh
 
 CONTESTANTS = ("auto", "explicit", "compute only")
@@ -30,13 +31,16 @@ class Contestant:
     step: jax.stages.Compiled
     state: Any
     batch: Any
+    loss: float = math.nan
+    """Of the last step."""
     sends: list[Collective] = field(default_factory=list)
     """Its collectives."""
 
     def run(self, steps: int = 1) -> None:
         """Train for so many steps, and wait until the devices have done them."""
         for _ in range(steps):
-            self.state, _ = self.step(self.state, self.batch)
+            self.state, metrics = self.step(self.state, self.batch)
+        self.loss = float(jax.block_until_ready(metrics["loss"]))
         jax.block_until_ready(self.state)
 
 
@@ -47,15 +51,15 @@ def contestant(name: str, config: Config, devices: int) -> Contestant:
     else:
         twin = TWINS[name](config, make_mesh(config.strategy, devices))
         step = compile_readable(twin.train_step, *twin.shapes())
-    dataset = Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)
-    made = Contestant(
-        step,
-        twin.init(jax.random.key(config.seed)),
-        twin.place_batch(dataset(0)),
-        collectives(step, twin.mesh),
-    )
+    state, batch = twin.init(jax.random.key(config.seed)), twin.place_batch(timed_batch(config))
+    made = Contestant(step, state, batch, sends=collectives(step, twin.mesh))
     made.run(2)
     return made
+
+
+def timed_batch(config: Config) -> Batch:
+    """The batch that all steps are timed with. Raises ValueError for sizes that the built-in text is too short for."""
+    return Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)(0)
 
 
 def in_turns(contestants: Mapping[Any, Contestant], rounds: int, steps: int = 2) -> dict[Any, np.ndarray]:

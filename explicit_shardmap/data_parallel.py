@@ -1,4 +1,4 @@
-"""Data parallelism by hand: each device has its own rows of the batch, and a copy of parameters and optimizer state.
+"""Data parallelism by hand: each device has its own rows of the batch, and all parameters and optimizer state.
 
 The strategy table (shared/placement.py) says what each device holds; here is what they send each other.
 """

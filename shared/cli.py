@@ -4,15 +4,18 @@ Its flags are the fields of the dataclasses in shared/config.py and of `TrainCom
 """
 
 import dataclasses
+import io
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
+import numpy as np
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,7 +24,7 @@ from shared import runtime
 from shared.config import Config, InputError, check, validate
 from shared.corpus import CORPORA, read_corpus, read_file, split
 from shared.data import Dataset
-from shared.placement import make_mesh
+from shared.placement import find_strategy, make_mesh
 from shared.training import Record, evaluate, train
 from shared.twin import Twin
 
@@ -51,33 +54,43 @@ class TrainCommand:
 def main(build: Callable[..., Twin], program: str, arguments: Sequence[str] | None = None) -> None:
     """Run the command line of one twin. Ends with exit code 2 and one line on bad input."""
     with one_line_errors():
-        command = tyro.extras.subcommand_cli_from_dict(
-            {"train": train_command},
-            prog=f"python -m {program}",
-            args=list(sys.argv[1:] if arguments is None else arguments) or ["--help"],
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
-        )
-        run_training(build, program, command)
+        run_training(build, program, parse({"train": TrainCommand}, f"python -m {program}", arguments))
 
 
-def train_command(command: Annotated[TrainCommand, tyro.conf.arg(name="")]) -> TrainCommand:
-    """Train the transformer on a text, and print loss and speed as it goes."""
-    return command
+def parse(commands: dict[str, Any], program: str, arguments: Sequence[str] | None = None) -> Any:
+    """The command that the arguments (by default those of the process) name, with its fields. Prints help if asked.
+
+    Raises InputError with tyro's message, out of its frame, for what cannot be parsed.
+    """
+    printed = io.StringIO()
+    try:
+        with redirect_stderr(printed):
+            return tyro.extras.subcommand_cli_from_dict(
+                commands,
+                prog=program,
+                args=list(sys.argv[1:] if arguments is None else arguments) or ["--help"],
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
+            )
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        # A title, a rule, what is wrong, a rule, and help; in a frame where the terminal can draw one.
+        _, message, *_ = [*re.split("^.*(?:───|---).*$", printed.getvalue(), flags=re.MULTILINE), ""]
+        message = " ".join(message.replace("│", " ").split())
+        raise InputError(f"{message}; see {program} --help") from None
 
 
-class one_line_errors:
-    """Context in which bad input ends the program with one line and exit code 2, and Ctrl-C with 130."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, InputError):
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        if isinstance(error, KeyboardInterrupt):
-            print("interrupted", file=sys.stderr)
-            sys.exit(130)
+@contextmanager
+def one_line_errors() -> Generator[None]:
+    """Within it, bad input ends the program with one line and exit code 2, and Ctrl-C with 130."""
+    try:
+        yield
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 def run_training(build: Callable[..., Twin], program: str, command: TrainCommand) -> None:
@@ -90,22 +103,31 @@ def run_training(build: Callable[..., Twin], program: str, command: TrainCommand
     text = read_file(command.data) if command.data else read_corpus(command.corpus or CORPORA[0], command.cache_dir)
     training_text, validation_text = split(text, command.validation, model.window)
     dataset = Dataset(training_text, model.window, config.batch, config.seed)
+    check(
+        int(text.max()) < model.vocabulary,
+        f"vocabulary={model.vocabulary} is too small for bytes up to {text.max()}; give 256",
+    )
     devices = SIMULATED_DEVICES if command.devices is None else command.devices
     found = runtime.start(devices, float64="float64" in (model.dtype, model.param_dtype))
     twin = build(config, make_mesh(config.strategy, found.devices if command.devices is None else devices))
 
     console = Console(highlight=False, soft_wrap=True)
     with ExitStack() as stack:
-        file = stack.enter_context(open_metrics(command.metrics)) if command.metrics else None
+        file = stack.enter_context(open_output(command.metrics, "--metrics")) if command.metrics else None
         console.print(found.describe())
         console.print(
-            f"{program}: {config.strategy} over {dict(twin.mesh.shape)}; "
+            f"{program}: {config.strategy} over {dict(twin.mesh.shape)}, "
+            f"{find_strategy(config.strategy).summary}; "
             f"{training_text.size:,} bytes to train on, {dataset.batches_per_epoch} batches an epoch"
         )
         state = train(twin, dataset, Reporter(stack, console, file, config.steps))
-    if validation_text is not None:
-        loss = evaluate(twin, state, Dataset(validation_text, model.window, batch=1))
-        console.print(f"validation: loss {loss:.4f}, perplexity {math.exp(loss):.2f}")
+    if validation_text is None:
+        console.print("no validation: the part of the text kept for it is no longer than a window")
+        return
+    loss, windows = evaluate(twin, state, validation_text)
+    check(math.isfinite(loss), f"the validation loss is {loss}; try a lower --learning-rate or --clip 1")
+    perplexity = float(np.exp(np.float64(min(loss, 700))))
+    console.print(f"validation: loss {loss:.4f}, perplexity {perplexity:.2f}, over {windows} windows")
 
 
 def finite(value: float | None) -> bool:
@@ -113,14 +135,12 @@ def finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def open_metrics(path: Path) -> TextIO:
-    """The metrics file, opened before any long work."""
+def open_output(path: Path, flag: str) -> TextIO:
+    """A file to write to, for opening before any long work. Raises InputError naming the flag that gave the path."""
     try:
         return path.open("w")
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; give --metrics a path in a folder that exists"
-        ) from None
+        raise InputError(f"cannot write {path}: {error.strerror}; give {flag} a path in a folder that exists") from None
 
 
 class Reporter:

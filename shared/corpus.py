@@ -1,6 +1,7 @@
 """Texts to train on, as bytes: a file, Tiny Shakespeare, or the Python documentation that comes with Python."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from shared.config import InputError, check
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 CORPORA = ("python-docs", "tiny-shakespeare")
-TIMEOUT_S = 20
+TIMEOUT_S = 60
+"""Longest time for a whole download, and, divided by six, for the server's silence."""
 
 
 def read_file(path: Path) -> np.ndarray:
@@ -45,7 +47,7 @@ def download_shakespeare(cache_dir: Path | None) -> Path:
     """The path of the cached file, after downloading it if need be."""
     import pooch
 
-    downloader: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S)
+    downloader: Any = download
     folder = cache_dir or Path(pooch.os_cache("twinstep"))
     pooch.get_logger().setLevel(logging.ERROR)
     try:
@@ -64,6 +66,19 @@ def download_shakespeare(cache_dir: Path | None) -> Path:
             f"tiny-shakespeare is not in {folder} and {why} ({type(error).__name__}); "
             "give --data FILE with a copy of it, or use --corpus python-docs"
         ) from None
+
+
+def download(url: str, output_file: Any, pooch: Any, check_only: bool = False) -> None:
+    """Write what the address holds to the file, in `TIMEOUT_S` at most, as one of pooch's downloaders."""
+    import requests
+
+    begin = time.monotonic()
+    with requests.get(url, stream=True, timeout=TIMEOUT_S / 6) as answer, Path(output_file).open("wb") as target:
+        answer.raise_for_status()
+        for piece in answer.iter_content(2**14):
+            target.write(piece)
+            if time.monotonic() - begin > TIMEOUT_S:
+                raise TimeoutError(f"no more than {target.tell()} bytes in {TIMEOUT_S} s")
 
 
 def split(text: np.ndarray, validation: float, window: int) -> tuple[np.ndarray, np.ndarray | None]:

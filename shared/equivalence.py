@@ -199,7 +199,7 @@ def compare_results(
                 problems.append(f"{name}: {' in the reference, '.join(kinds)} in the candidate")
             else:
                 pairs[name] = (left, right)
-    problems += differing_replicas(theirs)
+    problems += [f"{line} (in the reference)" for line in differing_replicas(ours)] + differing_replicas(theirs)
 
     squares: dict[str, float] = {}
     for name, (left, _) in pairs.items():
@@ -207,18 +207,19 @@ def compare_results(
         squares[group] = squares.get(group, 0.0) + norm(left) ** 2
     leaves = []
     for name, (left, right) in pairs.items():
-        allowed = relative if relative is not None else leaf_tolerance(left.dtype, dtype, work)
-        floor = (BFLOAT16_FLOOR if dtype == "bfloat16" else FLOOR) * math.sqrt(squares[name.split(".")[0]])
+        allowed = leaf_tolerance(left.dtype, dtype, work, relative)
+        coarse = jnp.dtype(dtype or left.dtype) == jnp.bfloat16
+        floor = (BFLOAT16_FLOOR if coarse else FLOOR) * math.sqrt(squares[name.split(".")[0]])
         leaves.append(Leaf(name, error(left, right, floor), allowed, ratio(left, right)))
     devices = {device for leaf in theirs.values() if isinstance(leaf, jax.Array) for device in leaf.sharding.device_set}
     return Report(tuple(leaves), tuple(problems), len(devices))
 
 
-def leaf_tolerance(leaf: np.dtype, computation: Any, work: Work) -> float:
-    """The rule for a leaf of this type; whole numbers and keys must be equal to the bit."""
+def leaf_tolerance(leaf: np.dtype, computation: Any, work: Work, relative: float | None) -> float:
+    """The tolerance for a leaf of this type, by the caller or by the rule; whole numbers and keys must be the same."""
     if not jnp.issubdtype(leaf, jnp.floating):
         return 0.0
-    return tolerance(computation or leaf, work)
+    return tolerance(computation or leaf, work) if relative is None else relative
 
 
 def fresh(tree: Any) -> Any:
@@ -227,10 +228,11 @@ def fresh(tree: Any) -> Any:
 
 
 def plain(leaf: Any) -> np.ndarray:
-    """The leaf's values on the host; of a random key, its words."""
+    """The leaf's values on the host; of a random key its words, of complex numbers their two parts."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    return np.asarray(leaf)
+    values = np.asarray(leaf)
+    return np.stack([values.real, values.imag]) if np.iscomplexobj(values) else values
 
 
 def norm(values: np.ndarray) -> float:

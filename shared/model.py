@@ -90,12 +90,12 @@ class Block(nnx.Module):
     """One pre-norm transformer block, (B, T, D) to (B, T, D)."""
 
     def __init__(self, config: ModelConfig, seams: Seams, *, rngs: nnx.Rngs):
-        kinds: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
 
         def reduced_product(*args: Any, **kwargs: Any) -> Array:
             return seams.reduce(lax.dot_general(*args, **kwargs))
 
-        self.norm_attention = nnx.LayerNorm(config.width, **kinds)
+        self.norm_attention = nnx.LayerNorm(config.width, **options)
         self.attention = nnx.MultiHeadAttention(
             config.heads,
             config.width,
@@ -103,11 +103,11 @@ class Block(nnx.Module):
             keep_rngs=False,
             attention_fn=seams.attention,
             out_dot_general=reduced_product,
-            **kinds,
+            **options,
         )
-        self.norm_feed_forward = nnx.LayerNorm(config.width, **kinds)
-        self.expand = nnx.Linear(config.width, config.hidden, **kinds)
-        self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **kinds)
+        self.norm_feed_forward = nnx.LayerNorm(config.width, **options)
+        self.expand = nnx.Linear(config.width, config.hidden, **options)
+        self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **options)
         self.exchange = seams.exchange
         self.rate = config.dropout
 
@@ -125,7 +125,7 @@ class Transformer(nnx.Module):
     """Tokens (B, T) of whole numbers below V to logits (B, T, V)."""
 
     def __init__(self, config: ModelConfig, seams: Seams = Seams(), *, rngs: nnx.Rngs):
-        kinds: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
+        options: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
 
         @nnx.split_rngs(splits=config.layers)
         @nnx.vmap
@@ -133,11 +133,11 @@ class Transformer(nnx.Module):
             return Block(config, seams, rngs=rngs)
 
         small = nnx.initializers.normal(0.02)
-        self.token_embedding = nnx.Embed(config.vocabulary, config.width, embedding_init=small, **kinds)
-        self.position_embedding = nnx.Embed(config.window, config.width, embedding_init=small, **kinds)
+        self.token_embedding = nnx.Embed(config.vocabulary, config.width, embedding_init=small, **options)
+        self.position_embedding = nnx.Embed(config.window, config.width, embedding_init=small, **options)
         self.blocks = stacked(rngs)
-        self.norm = nnx.LayerNorm(config.width, **kinds)
-        self.output = nnx.Linear(config.width, config.vocabulary, use_bias=False, **kinds)
+        self.norm = nnx.LayerNorm(config.width, **options)
+        self.output = nnx.Linear(config.width, config.vocabulary, use_bias=False, **options)
         self.config = config
         self.seams = seams
 
@@ -153,7 +153,7 @@ class Transformer(nnx.Module):
             parameters = self.seams.layers(parameters)
             return nnx.merge(block, parameters)(x_BTD, fold_in(keys_B, number)), None
 
-        turn = jax.checkpoint(run_block) if self.config.remat else run_block
+        body = jax.checkpoint(run_block) if self.config.remat else run_block
         numbers_L = 1 + jnp.arange(self.config.layers)  # 0 was the embedding's
-        x_BTD, _ = lax.scan(turn, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
+        x_BTD, _ = lax.scan(body, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
         return self.output(self.norm(x_BTD))

@@ -42,14 +42,20 @@ class Runtime:
         return f"{self.devices} {self.platform} devices ({simulated}); {versions}{settings}"
 
 
+STARTED: list[Runtime] = []
+"""What this process was started with; JAX can be settled only once."""
+
+
 def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool = True) -> Runtime:
-    """Settle the process and start JAX. Call it once, before any array is made.
+    """Settle the process and start JAX, before any array is made. A second call only returns what the first found.
 
     simulated_devices: how many devices the CPU pretends to be where there is no accelerator, unless the user has
     set JAX_NUM_CPU_DEVICES. float64: allow 64-bit numbers. cpu_settings: apply `CPU_SETTINGS` as far as the installed
     jaxlib and the processor take them, unless the user has set XLA_FLAGS.
     """
     check(simulated_devices >= 1, f"devices is {simulated_devices}; give at least 1")
+    if STARTED:
+        return STARTED[0]
     users = os.environ.get("XLA_FLAGS")
     ours = "" if users is not None or not cpu_settings or accelerator_installed() else " ".join(accepted_settings())
     if ours:
@@ -60,7 +66,8 @@ def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool =
         jax.config.update("jax_enable_x64", True)
     devices = jax.devices()
     whose = f"{users} (from XLA_FLAGS)" if users else ours or "JAX's defaults"
-    return Runtime(devices[0].platform, len(devices), whose if devices[0].platform == "cpu" else "")
+    STARTED.append(Runtime(devices[0].platform, len(devices), whose if devices[0].platform == "cpu" else ""))
+    return STARTED[0]
 
 
 def fast_compilation() -> dict[str, int | bool]:

@@ -75,19 +75,22 @@ class Clock:
         return Record(step, tokens_per_second=self.tokens / (now - self.start), **values)
 
 
-def evaluate(twin: Twin, state: TrainState, dataset: Dataset, limit: int = 50) -> float:
-    """Mean loss in nats per token over the dataset's windows in order, or as many as fill `limit` batches.
+def evaluate(twin: Twin, state: TrainState, text: np.ndarray, limit: int = 50) -> tuple[float, int]:
+    """Mean loss in nats per token over the text's windows in order, or as many as fill `limit` batches, and how many.
 
-    The twin's batch size holds, whatever the dataset's. The last batch is filled up with windows that do not count.
+    text: bytes as (N,) uint8, longer than a window. The last batch is filled up with windows that do not count.
     """
-    size = twin.plan.config.batch
+    size, window = twin.plan.config.batch, twin.plan.config.model.window
+    dataset = Dataset(text, window, batch=1)
+    windows = min(dataset.windows, limit * size)
     total = jax.jit(summed_loss)
-    losses, tokens = [], 0.0
-    for first in range(0, min(dataset.windows, limit * size), size):
+    loss = tokens = 0.0
+    for first in range(0, windows, size):
         numbers = np.arange(first, first + size)
-        batch = dataset.cut(np.minimum(numbers, dataset.windows - 1))
-        batch.weights[numbers >= dataset.windows] = 0
+        batch = dataset.cut(np.minimum(numbers, windows - 1))
+        batch.weights[numbers >= windows] = 0
         placed = twin.place_batch(batch)
-        losses.append(total(twin.logits(state, placed.tokens), placed.targets, placed.weights))
+        # Read at once: programs with collectives that do not wait for one another can deadlock on simulated devices.
+        loss += float(total(twin.logits(state, placed.tokens), placed.targets, placed.weights))
         tokens += float(batch.weights.sum())
-    return float(sum(jax.device_get(losses))) / tokens
+    return loss / tokens, windows

@@ -21,7 +21,7 @@ class Plan:
     config: Config
     layout: Layout
     forward: Callable[..., Array]
-    """The model with the strategy's seams: (params, tokens, keys) to logits."""
+    """The model as a function: (params, tokens, keys) to logits."""
 
 
 @dataclass(frozen=True)

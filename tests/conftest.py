@@ -1,4 +1,4 @@
-"""All tests run on 8 simulated CPU devices (or on the accelerators there are), compiled fast rather than well."""
+"""All tests run on 8 simulated CPU devices, compiled fast rather than well; tests/test_gpu.py starts what it needs."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 
 from shared import runtime
 
+jax.config.update("jax_platforms", "cpu")  # the same everywhere, whatever else there is
 runtime.start(8, cpu_settings=False)
 # Half the compile time; results move by 1e-7. Benchmarks never do this.
 jax.config.update("jax_disable_most_optimizations", True)

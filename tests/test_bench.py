@@ -17,7 +17,7 @@ from tests.small import small_config
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch):
     """Two devices and one type, so that the whole command takes seconds. CI runs it in full."""
-    monkeypatch.setattr(compare, "device_counts", lambda devices: [min(2, devices)])
+    monkeypatch.setattr(compare, "device_counts", lambda devices: [2])
     monkeypatch.setattr(compare, "DTYPES", ("float32",))
 
 
@@ -34,6 +34,13 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     assert set(row["proofs"]["float32"]) == {"single / auto", "single / explicit", "auto / explicit"}
     assert set(row["seconds"]) == {"auto", "explicit", "compute only"}
     assert all(value > 0 for value in row["seconds"].values())
+    assert row["losses"]["auto"] == pytest.approx(row["losses"]["explicit"], rel=1e-4)
+    assert {leaf["name"] for leaf in row["proofs"]["float32"]["single / auto"]["leaves"]} >= {
+        "gradients.blocks.attention.key.bias",
+        "parameters.output.kernel",
+        "logits",
+        "loss.train_step.gradient_norm",
+    }
     sent = {name: sum(c["bytes"] * c["count"] for c in sends) for name, sends in row["collectives"].items()}
     assert sent == {"auto": row["predicted_bytes"], "explicit": row["predicted_bytes"], "compute only": 0}
 
@@ -64,7 +71,7 @@ def test_errors_come_before_the_work(tmp_path: Path):
         compare.run(CompareCommand(rounds=0))
     with pytest.raises(ValueError, match="give --json a path in a folder that exists"):
         compare.run(CompareCommand(json=tmp_path / "missing" / "file"))
-    with pytest.raises(ValueError, match="batch=12 cannot be split"):
+    with pytest.raises(ValueError, match="batch=12 cannot be split evenly over"):
         compare.run(CompareCommand(config=dataclasses.replace(small_config(), batch=12)))
 
 

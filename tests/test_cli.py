@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,10 +41,10 @@ def test_both_twins_train_and_print_the_same_losses(tmp_path: Path):
         )
         assert done.returncode == 0, done.stderr
         assert f"{program}: data_parallel over {{'data': 4}}" in done.stdout
-        printed.append(
-            [line.split("tokens/s")[0].rsplit("  ", 1)[0] for line in done.stdout.splitlines() if "step" in line]
-        )
+        printed.append(re.findall(r"step .*perplexity \S+", done.stdout))
         recorded.append([json.loads(line) for line in path.read_text().splitlines()])
+    assert len(printed[0]) == 10
+    assert printed[0] == printed[1]
     assert [record["step"] for record in recorded[0]] == list(range(1, 11))
     losses = np.array([[record["loss"] for record in records] for records in recorded])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
@@ -76,6 +77,10 @@ ERRORS = {
     "--learning-rate 0": "learning_rate is 0.0; give a positive number",
     "--validation 2": "validation is 2.0; give a share",
     "--metrics {missing}/metrics.jsonl": "give --metrics a path in a folder that exists",
+    "--vocabulary 64": "vocabulary=64 is too small for bytes up to",
+    "--layers four": "Error parsing --layers: invalid literal for int() with base 10: 'four'; see python -m",
+    "--optimizer lion": "invalid choice 'lion' for argument '--optimizer'. Expected one of ('adamw', 'sgd').",
+    "--layer 3 --nonsense": "Unrecognized options",
 }
 
 
@@ -111,7 +116,7 @@ def test_a_loss_that_is_no_number(program: str, tmp_path: Path, capsys: pytest.C
     assert json.loads(path.read_text().splitlines()[0])["step"] == 1  # what was known before is kept
 
 
-def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
+def test_help_names_flags(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(auto_sharding.build, "auto_sharding", ["train", "--help"])
     assert ended.value.code == 0
@@ -128,3 +133,13 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
         "--remat",
     ):
         assert flag in printed
+
+
+def test_a_text_too_short_to_validate_on_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "text").write_bytes(b"0123456789" * 20)
+    main(
+        auto_sharding.build,
+        "auto_sharding",
+        ["train", *SMALL, "--steps", "1", "--data", str(tmp_path / "text"), "--validation", "0.05"],
+    )
+    assert "no validation: the part of the text kept for it is no longer than a window" in capsys.readouterr().out

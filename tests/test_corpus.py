@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,9 +65,33 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/input.txt")
-        monkeypatch.setattr(corpus, "TIMEOUT_S", 0.2)
+        monkeypatch.setattr(corpus, "TIMEOUT_S", 1.2)
         with pytest.raises(ValueError, match="cannot be downloaded"):
             read_corpus("tiny-shakespeare", tmp_path)
+
+
+def test_a_server_that_answers_in_drops_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Never silent for long, never done."""
+
+    class Dripping(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(200):
+                self.wfile.write(b"x" * 2**14)
+                time.sleep(0.05)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        running.daemon_threads, running.block_on_close = True, False
+        monkeypatch.setattr(corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{running.server_port}/input.txt")
+        monkeypatch.setattr(corpus, "TIMEOUT_S", 0.5)
+        with pytest.raises(ValueError, match="TimeoutError"):
+            read_corpus("tiny-shakespeare", tmp_path)
+        running.shutdown()
 
 
 def test_the_real_text_has_the_expected_hash():

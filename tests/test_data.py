@@ -86,24 +86,28 @@ def test_the_batch_does_not_depend_on_the_number_of_devices(strategy: str):
     """Put together again from the devices' pieces it is the same, and no device has another's rows."""
     config = small_config()
     batch = make(config.model.window, config.batch, 100, 0)(3)
-    for devices in (1, jax.device_count()):
+    for devices in (1, 8):
         places = layout(config, make_mesh(strategy, devices))
         placed = places.place(batch, places.batch)
         for name in ("tokens", "targets", "weights", "rows"):
             np.testing.assert_array_equal(getattr(placed, name), getattr(batch, name))
-        pieces = [shard.data.shape[0] for shard in placed.tokens.addressable_shards]
-        assert sum(pieces) == config.batch
+        rows = [np.asarray(shard.data) for shard in placed.rows.addressable_shards]
+        np.testing.assert_array_equal(rows, batch.rows.reshape(devices, -1))
 
 
 def test_placing_copies():
-    """Writing to a batch after it was placed must not reach the device."""
+    """Writing to a batch after it was placed must not reach the device.
+
+    Only numpy arrays that happen to be aligned as JAX likes are used in place, so there must be many.
+    """
     config = small_config()
     places = layout(config, make_mesh("data_parallel", 1))
-    batch = make(config.model.window, config.batch, 0, 0)(0)
-    placed = places.place(batch, places.batch)
-    before = np.array(placed.tokens)
-    batch.tokens[:] = 7
-    np.testing.assert_array_equal(placed.tokens, before)
+    batches = [make(config.model.window, config.batch, 0, 0)(step) for step in range(100)]
+    placed = [places.place(batch, places.batch) for batch in batches]
+    before = [np.array(batch.tokens) for batch in placed]
+    for batch in batches:
+        batch.tokens[:] = -1
+    np.testing.assert_array_equal([batch.tokens for batch in placed], before)
 
 
 @pytest.mark.parametrize(

@@ -1,37 +1,33 @@
 """The two twins are the same step as the single-device one, for every strategy of the table."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pytest
 
-from bench import DEVICE_COUNTS, TWINS, device_counts
+from bench import DEVICE_COUNTS, TWINS
 from bench.proof import proof_batch, proof_config, prove
 from shared import single_device
 from shared.config import Config
 from shared.data import Dataset
-from shared.equivalence import differing_replicas
+from shared.equivalence import differing_replicas, tolerance, work_behind
 from shared.placement import STRATEGIES, make_mesh
 from shared.state import initial_state
 from shared.tree import named_leaves
 
-COUNTS = device_counts(jax.device_count())
-MOST = COUNTS[-1]
+MOST = DEVICE_COUNTS[-1]
 
 
 def changed(config: Config, **model: object) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, **model))
 
 
-def assert_proved(config: Config, counts: list[int]) -> None:
+def assert_proved(config: Config, counts: Sequence[int]) -> None:
     for devices, pairs in prove(config, counts).items():
         for pair, report in pairs.items():
             assert report.equal, f"{devices} devices, {pair}: {report}"
-
-
-def test_that_the_counts_are_all_tested():
-    assert jax.default_backend() != "cpu" or tuple(COUNTS) == DEVICE_COUNTS
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -41,7 +37,7 @@ def test_everything_switched_on(strategy: str, dtype: str):
     config = proof_config(dtype, strategy)
     if dtype == "bfloat16":
         config = changed(config, param_dtype="float32")
-    assert_proved(config, COUNTS if dtype != "bfloat16" else [2, MOST])
+    assert_proved(config, DEVICE_COUNTS)
 
 
 def test_the_proof_has_what_can_go_wrong():
@@ -57,12 +53,16 @@ def test_the_proof_has_what_can_go_wrong():
     assert config.model.dropout > 0
 
 
+def test_remat():
+    assert_proved(changed(proof_config("float64", "data_parallel"), remat=True), DEVICE_COUNTS)
+
+
 @pytest.mark.parametrize(
     "model",
-    [{"remat": True, "dropout": 0.0}, {"remat": True, "layers": 3, "unroll": 1}, {"layers": 3, "unroll": 2}],
-    ids=["remat", "remat in a loop", "loop with a rest"],
+    [{"remat": True, "layers": 3, "unroll": 1}, {"layers": 3, "unroll": 2}],
+    ids=["remat in a loop", "loop with a rest"],
 )
-def test_forms_of_the_layers(model: dict):
+def test_forms_of_the_loop_over_layers(model: dict):
     assert_proved(changed(proof_config("float64", "data_parallel"), **model), [MOST])
 
 
@@ -73,9 +73,9 @@ def test_a_number_of_devices_that_is_no_power_of_two():
 
 @pytest.mark.parametrize("name", TWINS)
 def test_twenty_steps_of_sgd_stay_together(name: str):
-    """Losses and replicas. Under Adam such a test would pass with gradients 8 times too large."""
+    """Losses and replicas. Under Adam, or clipped, such a test would pass with gradients 8 times too large."""
     config = changed(proof_config("float32", "data_parallel"), layers=1)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=0.3))
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=0.1, clip=0))
     text = np.random.default_rng(0).integers(0, 8, 2000).astype(np.uint8)  # few values: there is something to learn
     dataset = Dataset(text, config.model.window, config.batch)
     twin = TWINS[name](config, make_mesh(config.strategy, MOST))
@@ -89,7 +89,8 @@ def test_twenty_steps_of_sgd_stay_together(name: str):
         losses.append((float(expected["loss"]), float(found["loss"])))
     ours, theirs = np.array(losses).T
     assert ours[-1] < ours[0] - 1, "nothing was learned, so nothing is shown"
-    np.testing.assert_allclose(theirs, ours, rtol=1e-4)
+    allowed = tolerance("float32", work_behind(alone.params, dataset(0)))
+    assert (np.abs(theirs / ours - 1) <= allowed * np.arange(1, 21)).all()  # each step may add its own rounding
     assert not differing_replicas(named_leaves(state))
 
 

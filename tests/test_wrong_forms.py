@@ -36,8 +36,6 @@ TABLE = {
 MODES = ("default", "checks off", "varying")
 CASES = [(*form, mode, given) for form, row in TABLE.items() for mode, given in zip(MODES, row, strict=True)]
 
-pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason="the table is for 8 devices")
-
 
 def losses(params: dict[str, jax.Array], x_BD: jax.Array) -> jax.Array:
     """One loss for each row of the batch."""
