@@ -57,13 +57,13 @@ def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainSta
     options = fast_compilation()
     with ThreadPoolExecutor() as pool:  # XLA compiles without holding Python's lock
         compiled = list(pool.map(lambda program: program.compile(compiler_options=options), lowered))
-    # One after the other, and each executable kept until its run is over: two programs with collectives in flight can
-    # deadlock on simulated devices, and XLA's oneDNN fusions abort the process if they are freed while they run.
+    # One after the other: two programs with collectives in flight can deadlock on simulated devices.
     (loss, gradients, tokens), logits, (after, metrics) = (
         jax.block_until_ready(program(*arguments)) for program, (_, arguments) in zip(compiled, calls, strict=True)
     )
     return {
-        "loss": {"loss_and_grads": {"loss": loss, "tokens": tokens}, "train_step": metrics},
+        "loss": {"loss_and_grads": loss, "train_step": metrics.pop("loss")},
+        "metrics": {"tokens of loss_and_grads": tokens, **metrics},
         "logits": logits,
         "gradients": gradients,
         "parameters": after.params,
@@ -78,7 +78,7 @@ def prove(
     """Compare single-device step, auto twin and explicit twin on each number of devices.
 
     Returns for each number of devices the reports of the pairs `single / auto`, `single / explicit` and
-    `auto / explicit`, with the groups loss, logits, gradients and parameters.
+    `auto / explicit`, with the groups loss, metrics, logits, gradients and parameters.
     """
     batch, dtype = proof_batch(config), config.model.dtype
     # Accelerators multiply float32 matrices in fewer bits unless told otherwise.

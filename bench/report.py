@@ -14,7 +14,7 @@ from shared.equivalence import Leaf, Report
 from shared.placement import layout, make_mesh
 from shared.state import initial_state, live_model
 
-GROUPS = ("loss", "logits", "gradients", "parameters")
+GROUPS = ("loss", "metrics", "logits", "gradients", "parameters")
 
 
 @dataclass(frozen=True)

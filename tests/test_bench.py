@@ -39,7 +39,7 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
         "gradients.blocks.attention.key.bias",
         "parameters.output.kernel",
         "logits",
-        "loss.train_step.gradient_norm",
+        "metrics.gradient_norm",
     }
     sent = {name: sum(c["bytes"] * c["count"] for c in sends) for name, sends in row["collectives"].items()}
     assert sent == {"auto": row["predicted_bytes"], "explicit": row["predicted_bytes"], "compute only": 0}
