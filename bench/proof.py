@@ -18,10 +18,11 @@ from bench import TWINS
 from shared import single_device
 from shared.config import Config, DType, ModelConfig, OptimizerConfig
 from shared.data import Batch, Dataset
-from shared.equivalence import Report, compare_results, work_behind
+from shared.equivalence import Report, compare_results
 from shared.placement import make_mesh
 from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state, initial_state
+from shared.tolerance import work_behind
 
 
 def proof_config(dtype: DType, strategy: str) -> Config:

@@ -12,9 +12,10 @@ from bench.proof import proof_batch, proof_config, prove
 from shared import single_device
 from shared.config import Config
 from shared.data import Dataset
-from shared.equivalence import differing_replicas, tolerance, work_behind
+from shared.equivalence import differing_replicas
 from shared.placement import STRATEGIES, make_mesh
 from shared.state import initial_state
+from shared.tolerance import tolerance, work_behind
 from shared.tree import named_leaves
 
 MOST = DEVICE_COUNTS[-1]

@@ -10,17 +10,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bench.proof import proof_batch, proof_config
-from shared.equivalence import (
-    Work,
-    assert_equivalent,
-    compare,
-    compare_results,
-    differing_replicas,
-    tolerance,
-    work_behind,
-)
+from shared.equivalence import assert_equivalent, compare, compare_results, differing_replicas
 from shared.placement import make_mesh
 from shared.state import abstract_state, initial_state
+from shared.tolerance import Work, tolerance, work_behind
 from shared.tree import named_leaves
 
 WORK = Work(terms=1000, roundings=50)
