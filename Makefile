@@ -27,7 +27,7 @@ $(VENV)/ready: requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); Python 3.11, 3.12 or 3.13 is needed: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements.txt
 	touch $@
 
 # Pins every dependency for all supported Pythons, with hashes; needs uv.

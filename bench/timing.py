@@ -62,7 +62,7 @@ def timed_batch(config: Config) -> Batch:
     return Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)(0)
 
 
-def in_turns(contestants: Mapping[Any, Contestant], rounds: int, steps: int = 2) -> dict[Any, np.ndarray]:
+def in_turns(contestants: Mapping[Any, Contestant], rounds: int, steps: int = 1) -> dict[Any, np.ndarray]:
     """Seconds per step of each, (rounds,). Every round begins with another, as the first may pay for the last."""
     names = list(contestants)
     seconds: dict[Any, list[float]] = {name: [] for name in names}
