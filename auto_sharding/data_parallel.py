@@ -5,10 +5,10 @@ The strategy table (shared/placement.py) says so, and with that all is said: not
 
 from typing import Any
 
-from shared.placement import Layout
+from shared.twin import Plan
 
 
-def average_gradients(layout: Layout, gradients: Any) -> Any:
+def average_gradients(plan: Plan, gradients: Any) -> Any:
     """Nothing to do: these are the gradients of the global mean loss, since the loss was written over the whole batch.
 
     Each device computes the share of its own rows. The parameters are asked for whole on every device, and so the

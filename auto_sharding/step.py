@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from auto_sharding import data_parallel
 from shared.config import Config
 from shared.data import Batch
+from shared.decoding import Cache, make_extend
 from shared.loss import counted_tokens, summed_loss
 from shared.optimizer import clip
 from shared.placement import layout
@@ -28,6 +29,11 @@ def logits(plan: Plan, state: TrainState, tokens_BT: Array) -> Array:
     return plan.forward(state.params, tokens_BT)
 
 
+def extend(plan: Plan, state: TrainState, cache: Cache, tokens_BS: Array, start: Array) -> tuple[Array, Cache]:
+    """Logits (B, S, V) of further tokens of the global batch, and the cache with them in it."""
+    return plan.extend(state.params, cache, tokens_BS, start)
+
+
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens."""
     keys_B = example_keys(state, batch.rows)
@@ -38,7 +44,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
         return summed_loss(logits_BTV, batch.targets, batch.weights) / tokens
 
     loss, gradients = jax.value_and_grad(mean_loss)(state.params)
-    gradients = data_parallel.average_gradients(plan.layout, gradients)
+    gradients = data_parallel.average_gradients(plan, gradients)
     return loss, gradients, tokens
 
 
@@ -52,11 +58,19 @@ def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState,
 
 def build(config: Config, mesh: Mesh) -> Twin:
     """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
-    plan = Plan(config, layout(config, mesh), make_forward(config))
-    state, batch, everywhere = (plan.layout.shardings(specs) for specs in (plan.layout.state, plan.layout.batch, P()))
+    plan = Plan(config, layout(config, mesh), make_forward(config), make_extend(config))
+    state, batch, cache, everywhere = (
+        plan.layout.shardings(specs) for specs in (plan.layout.state, plan.layout.batch, plan.layout.cache, P())
+    )
     return Twin(
         plan,
         logits=jax.jit(partial(logits, plan), in_shardings=(state, batch.tokens), out_shardings=batch.tokens),
+        extend=jax.jit(
+            partial(extend, plan),
+            in_shardings=(state, cache, batch.tokens, everywhere),
+            out_shardings=(batch.tokens, cache),
+            donate_argnums=1,
+        ),
         loss_and_grads=jax.jit(
             partial(loss_and_grads, plan),
             in_shardings=(state, batch),

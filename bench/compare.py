@@ -22,13 +22,14 @@ from rich.console import Console
 
 from bench import DEVICE_COUNTS, TWINS, device_counts
 from bench.proof import proof_config, prove
-from bench.report import Row, draw_placement, print_report
+from bench.report import Row, print_report
 from bench.timing import CONTESTANTS, contestant, in_turns, ratio, timed_batch
 from shared import runtime
-from shared.cli import open_output
 from shared.config import Config, DType, check
+from shared.drawing import draw_placement
 from shared.equivalence import Report
 from shared.placement import find_strategy, layout, make_mesh
+from shared.reporter import open_output
 from shared.state import abstract_state
 
 DTYPES: tuple[DType, ...] = ("float32", "float64")
@@ -86,7 +87,7 @@ def run(command: CompareCommand) -> int:
     found = runtime.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
     console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
     counts = device_counts(found.devices)
-    layout(config, make_mesh(config.strategy, counts[-1]))  # says now what cannot work
+    places = layout(config, make_mesh(config.strategy, counts[-1]))  # says now what cannot work
     timed_batch(config)
     file = open_output(command.json, "--json") if command.json else None
 
@@ -99,7 +100,7 @@ def run(command: CompareCommand) -> int:
         for devices, values in zip(counts, measured, strict=True)
     ]
     console.print(found.describe())
-    draw_placement(console, config, counts[-1])
+    draw_placement(console, config, places)
     print_report(console, rows, config, proof_config("float32", config.strategy))
     if file:
         with file:

@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from shared.collectives import Collective
 from shared.config import Config
 from shared.equivalence import Leaf, Report
-from shared.placement import layout, make_mesh
-from shared.state import initial_state, live_model
 
 GROUPS = ("loss", "metrics", "logits", "gradients", "parameters")
 
@@ -39,17 +36,6 @@ class Row:
     @property
     def equal(self) -> bool:
         return all(report.equal for pairs in self.proofs.values() for report in pairs.values())
-
-
-def draw_placement(console: Console, config: Config, devices: int) -> None:
-    """Draw where a batch and a weight live: which device holds which part."""
-    places = layout(config, make_mesh(config.strategy, devices))
-    tokens = places.place(np.zeros((config.batch, config.model.window), np.int32), places.batch.tokens)
-    model = live_model(config, places.place(initial_state(config, jax.random.key(0)), places.state))
-    kernel = model.output.kernel[...]
-    for name, array in (("tokens of a batch", tokens), ("weight of the output layer", kernel)):
-        console.print(f"\n{name}, {list(array.shape)}, {places.mesh.size} devices: {array.sharding.spec}")
-        jax.debug.visualize_array_sharding(array, use_color=console.is_terminal)
 
 
 def print_report(console: Console, rows: Sequence[Row], config: Config, proof: Config) -> None:

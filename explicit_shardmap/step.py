@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from explicit_shardmap import data_parallel
 from shared.config import Config
 from shared.data import Batch
+from shared.decoding import Cache, make_extend
 from shared.loss import counted_tokens, summed_loss
 from shared.optimizer import clip
 from shared.placement import layout
@@ -27,6 +28,11 @@ from shared.twin import Plan, Twin, metrics_of
 def logits(plan: Plan, state: TrainState, tokens_bT: Array) -> Array:
     """Logits (b, T, V) of this device's rows, without dropout."""
     return plan.forward(state.params, tokens_bT)
+
+
+def extend(plan: Plan, state: TrainState, cache: Cache, tokens_bS: Array, start: Array) -> tuple[Array, Cache]:
+    """Logits (b, S, V) of further tokens of this device's rows, and the cache with them in it."""
+    return plan.extend(state.params, cache, tokens_bS, start)
 
 
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
@@ -44,7 +50,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
 
     loss, gradients = jax.value_and_grad(local_loss)(params)
     loss = lax.pmean(loss, axes)
-    gradients = data_parallel.average_gradients(plan.layout, gradients)
+    gradients = data_parallel.average_gradients(plan, gradients)
     return loss, gradients, tokens
 
 
@@ -58,12 +64,20 @@ def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState,
 
 def build(config: Config, mesh: Mesh) -> Twin:
     """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
-    plan = Plan(config, layout(config, mesh), make_forward(config))
-    state, batch, everywhere = plan.layout.state, plan.layout.batch, P()
+    plan = Plan(config, layout(config, mesh), make_forward(config), make_extend(config))
+    state, batch, cache, everywhere = plan.layout.state, plan.layout.batch, plan.layout.cache, P()
     per_device = partial(jax.shard_map, mesh=mesh)
     return Twin(
         plan,
         logits=jax.jit(per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=batch.tokens)),
+        extend=jax.jit(
+            per_device(
+                partial(extend, plan),
+                in_specs=(state, cache, batch.tokens, everywhere),
+                out_specs=(batch.tokens, cache),
+            ),
+            donate_argnums=1,
+        ),
         loss_and_grads=jax.jit(
             per_device(
                 partial(loss_and_grads, plan),

@@ -67,6 +67,9 @@ class Config:
     """Seed of the initial parameters, the data order and the dropout masks."""
     strategy: str = "data_parallel"
     """Row of the strategy table (shared/placement.py)."""
+    bucket_bytes: int = 4 * 2**20
+    """The explicit twin joins gradients into arrays of about this size before it reduces them; 0 reduces each by
+    itself."""
 
 
 class InputError(ValueError):
@@ -96,6 +99,7 @@ def validate(config: Config) -> None:
     check(optimizer.warmup >= 0, f"warmup is {optimizer.warmup}; give 0 or more steps")
     check(optimizer.clip >= 0, f"clip is {optimizer.clip}; give a positive norm, or 0 for no clipping")
     check(optimizer.weight_decay >= 0, f"weight_decay is {optimizer.weight_decay}; give 0 or more")
+    check(config.bucket_bytes >= 0, f"bucket_bytes is {config.bucket_bytes}; give a size in bytes, or 0 for no buckets")
     check(config.batch >= 1, f"batch is {config.batch}; give at least 1 example")
     check(config.steps >= 1, f"steps is {config.steps}; give at least 1")
     check(0 <= config.seed < 2**32, f"seed is {config.seed}; give a whole number from 0 to {2**32 - 1}")

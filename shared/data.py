@@ -18,7 +18,10 @@ from shared.config import check
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """One global batch: numpy arrays on the host, or JAX arrays split over devices as the strategy table says."""
+    """One global batch, as JAX arrays split over devices as the strategy table says, or in numpy.
+
+    In numpy it may be only the rows that one process needs.
+    """
 
     tokens: Any
     """(B, T) int32."""
@@ -67,22 +70,22 @@ class Dataset:
         """Full batches in an epoch; windows left over wait for the next epoch's order."""
         return self.windows // self.batch
 
-    def __call__(self, step: int) -> Batch:
-        """The global batch of this step, in memory of its own (JAX on CPU may keep using it without a copy)."""
+    def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
+        """The global batch of this step, or some rows of it, in memory of its own (JAX on CPU may use it in place)."""
         epoch, number = divmod(step, self.batches_per_epoch)
         order = epoch_order(self.seed, epoch, self.windows)
-        return self.cut(order[number * self.batch : (number + 1) * self.batch])
+        return self.cut(order[number * self.batch : (number + 1) * self.batch], rows)
 
-    def cut(self, windows_B: np.ndarray) -> Batch:
-        """The given windows, by number, as a batch."""
-        positions_BT = windows_B[:, None] * self.window + np.arange(self.window)
+    def cut(self, windows_B: np.ndarray, rows: slice = slice(None)) -> Batch:
+        """The given windows, by number, as a batch, of which only some rows are read and returned."""
+        positions_BT = windows_B[rows, None] * self.window + np.arange(self.window)
         counted_BT = positions_BT + 1 < self.text.size
         last = self.text.size - 1
         return Batch(
             tokens=self.text[np.minimum(positions_BT, last)].astype(np.int32),
             targets=self.text[np.minimum(positions_BT + 1, last)].astype(np.int32),
             weights=counted_BT.astype(np.float32),
-            rows=np.arange(len(windows_B), dtype=np.uint32),
+            rows=np.arange(len(windows_B), dtype=np.uint32)[rows],
         )
 
 

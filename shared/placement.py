@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from shared.config import Config, check, validate
 from shared.data import Batch
+from shared.decoding import Cache, abstract_cache
 from shared.state import abstract_state
 from shared.tree import leaf_name
 
@@ -44,6 +45,10 @@ class Strategy:
     optimizer's copies of a parameter have its path in theirs, and so its split."""
     traffic: Callable[[int, int, Mapping[str, int]], list[Traffic]]
     """Predicted communication of one step from (bytes of all gradients, bytes of a scalar, degrees)."""
+
+    def batch_devices(self, degrees: Mapping[str, int]) -> int:
+        """Pieces into which these degrees split the examples of a batch."""
+        return math.prod(degrees[axis] for axis in split_axes(P(self.batch[0])))
 
 
 def data_parallel_traffic(gradients: int, scalar: int, degrees: Mapping[str, int]) -> list[Traffic]:
@@ -98,6 +103,8 @@ class Layout:
     """A TrainState of PartitionSpecs."""
     batch: Batch
     """A Batch of PartitionSpecs."""
+    cache: Cache
+    """A Cache of PartitionSpecs: its rows live where the batch's do."""
     batch_axes: tuple[str, ...]
     """Mesh axes over which the batch is split: sums over its tokens must be taken over these."""
 
@@ -106,12 +113,47 @@ class Layout:
         return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     def place(self, values: Any, specs: Any) -> Any:
-        """The values as arrays laid out by the specs, in memory that no other array uses.
+        """The values, the same in every process, as arrays laid out by the specs, in memory that no other array uses.
 
         On CPU, JAX would use a numpy array's memory in place, whatever `may_alias` says; so that is copied first.
         """
         values = jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, values)
+        if jax.process_count() > 1:
+            return jax.tree.map(self.place_leaf, values, specs)
         return jax.device_put(values, self.shardings(specs), may_alias=False)
+
+    def place_leaf(self, value: Any, spec: P) -> Any:
+        """One value on the devices of all processes; each process puts what its own devices hold."""
+        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(self.place_leaf(jax.random.key_data(value), spec))
+        value = np.asarray(value)
+        return jax.make_array_from_callback(
+            value.shape, NamedSharding(self.mesh, spec), lambda index: np.array(value[index])
+        )
+
+    def place_batch(self, batch: Batch, size: int) -> Batch:
+        """A batch of this global size, of which this process has at least the rows `local_rows`, over the devices."""
+        if jax.process_count() == 1:
+            return self.place(batch, self.batch)
+        first = int(batch.rows[0])
+
+        def place_rows(leaf: np.ndarray, spec: P) -> jax.Array:
+            def piece(index: Any) -> np.ndarray:
+                start, stop, _ = index[0].indices(size)
+                return np.array(leaf[(slice(start - first, stop - first), *index[1:])])
+
+            shape = (size, *leaf.shape[1:])
+            return jax.make_array_from_callback(shape, NamedSharding(self.mesh, spec), piece)
+
+        return jax.tree.map(place_rows, batch, self.batch)
+
+    def local_rows(self, size: int) -> slice:
+        """The rows of a batch of this size that the devices of this process hold, and those between them if any."""
+        sharding = NamedSharding(self.mesh, self.batch.rows)
+        pieces = [
+            index[0].indices(size) for index in sharding.addressable_devices_indices_map((size,)).values() if index
+        ]
+        return slice(min(start for start, _, _ in pieces), max(stop for _, stop, _ in pieces))
 
     def shapes(self, values: Any, specs: Any) -> Any:
         """The values' shapes and types with their shardings, to lower a function without arrays."""
@@ -128,7 +170,7 @@ def layout(config: Config, mesh: Mesh) -> Layout:
     validate(config)
     strategy = find_strategy(config.strategy)
     axes = split_axes(strategy.batch)
-    rows = math.prod(mesh.shape[axis] for axis in split_axes(P(strategy.batch[0])))
+    rows = strategy.batch_devices(mesh.shape)
     check(
         config.batch % rows == 0,
         f"batch={config.batch} cannot be split evenly over {rows} devices; give a multiple of {rows}, "
@@ -142,6 +184,7 @@ def layout(config: Config, mesh: Mesh) -> Layout:
         mesh=mesh,
         state=jax.tree_util.tree_map_with_path(spec, abstract_state(config)),
         batch=jax.tree.map(lambda leaf: P(*strategy.batch[: leaf.ndim]), abstract_batch(config)),
+        cache=jax.tree.map(lambda leaf: P(None, *strategy.batch[:1]), abstract_cache(config)),
         batch_axes=axes,
     )
 

@@ -13,6 +13,10 @@ from pathlib import Path
 import jax
 
 from shared.config import check
+from shared.processes import Cluster, join
+
+SIMULATED_DEVICES = 4
+"""Devices that a CPU pretends to be unless the user says how many."""
 
 # What makes the default step faster on CPU (3 to 5 %), with the feature of the processor that it needs and the versions
 # of jaxlib that were tried. An unknown flag would abort the program.
@@ -35,10 +39,16 @@ class Runtime:
         """Two lines for the head of a report."""
         kind = jax.devices()[0].device_kind
         simulated = f"simulated on {os.cpu_count()} cores, which they share" if self.platform == "cpu" else kind
-        packages = (f"{name} {importlib.metadata.version(name)}" for name in ("jax", "flax", "optax"))
-        versions = ", ".join([f"Python {platform.python_version()}", *packages])
+        named = ", ".join(f"{name} {version}" for name, version in versions().items() if name != "orbax-checkpoint")
         settings = f"\nCPU settings: {self.cpu_settings}" if self.platform == "cpu" else ""
-        return f"{self.devices} {self.platform} devices ({simulated}); {versions}{settings}"
+        where = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+        return f"{self.devices} {self.platform} devices{where} ({simulated}); {named}{settings}"
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that a result depends on."""
+    packages = ("jax", "flax", "optax", "orbax-checkpoint")
+    return {"Python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
 STARTED: list[Runtime] = []
@@ -67,6 +77,31 @@ def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool =
     whose = f"{users} (from XLA_FLAGS)" if users else ours or "JAX's defaults"
     STARTED.append(Runtime(devices[0].platform, len(devices), whose if devices[0].platform == "cpu" else ""))
     return STARTED[0]
+
+
+def start_all(
+    cluster: Cluster, devices: int | None, *, alone: int = SIMULATED_DEVICES, float64: bool = False
+) -> tuple[Runtime, int]:
+    """Join the other processes if there are any, start JAX, and return how many devices to use.
+
+    devices: how many are asked for, over all processes. By default, a CPU pretends to be `alone` devices, or one in
+    each of several processes, and of accelerators all are used. Raises ValueError for what cannot be.
+    """
+    check(devices is None or devices >= 1, f"devices is {devices}; give at least 1")
+    processes = join(cluster)
+    check(
+        devices is None or devices % max(processes, 1) == 0,
+        f"{devices} devices cannot be split evenly over {processes} processes; give a multiple of {processes}",
+    )
+    wanted = (alone if processes == 1 else 1) if devices is None else devices // max(processes, 1)
+    found = start(wanted, float64=float64)
+    devices = found.devices if devices is None else devices
+    check(
+        processes == 1 or devices == found.devices,
+        f"{devices} devices asked for, but the processes have {found.devices}, and all of them must take part; "
+        f"give --devices {found.devices}, or fewer processes",
+    )
+    return found, devices
 
 
 def fast_compilation() -> dict[str, int | bool]:

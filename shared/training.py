@@ -1,11 +1,15 @@
 """The training loop. It holds a twin and never knows which."""
 
+import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from shared.config import InputError
@@ -29,26 +33,63 @@ class Record:
     tokens: float
     """Counted tokens of this step."""
     tokens_per_second: float | None
-    """Over all steps but the first, which compiles."""
+    """Over all steps of this run but the first, which compiles, and without the time of evaluating and saving."""
 
 
-def train(twin: Twin, dataset: Callable[[int], Batch], report: Callable[[Record], None]) -> TrainState:
-    """Train for the configured number of steps and return the last state.
+@dataclass(frozen=True)
+class Action:
+    """Something to do between two steps, while the device waits: evaluate, save, begin or end a profile."""
 
+    due: Callable[[int], bool]
+    """Whether it is due once so many steps are done."""
+    do: Callable[[int, TrainState], None]
+    """(steps done, state). The state's arrays are gone once the next step is dispatched."""
+
+
+def every(steps: int, last: int) -> Callable[[int], bool]:
+    """Due every so many steps (0: never) and after the last one."""
+    return lambda done: done == last or (steps > 0 and done % steps == 0)
+
+
+def train(
+    twin: Twin,
+    dataset: Callable[..., Batch],
+    report: Callable[[Record], None],
+    *,
+    start: TrainState | None = None,
+    actions: Sequence[Action] = (),
+    stop: Callable[[int], bool] = lambda done: False,
+) -> TrainState:
+    """Train up to the configured number of steps and return the last state.
+
+    start: a state to go on from (its arrays are donated); by default that of step 0. actions: done in this order when
+    due. stop: asked after every step, with the number of steps done, whether to end there.
     Metrics are read one step late: while the host waits for those of step n, the device has step n + 1 to work on.
     Raises ValueError at the first loss that is not a number; what was reported before is kept.
     """
     config = twin.plan.config
-    state = twin.init(jax.random.key(config.seed))
+    rows = twin.plan.layout.local_rows(config.batch)
+    state = twin.init(jax.random.key(config.seed)) if start is None else start
     clock = Clock()
-    waiting = None
-    for step in range(config.steps):
-        state, metrics = twin.train_step(state, twin.place_batch(dataset(step)))
-        if waiting is not None:
-            report(clock.record(*waiting))
-        waiting = (step + 1, metrics)
-    assert waiting is not None  # there is at least one step
-    report(clock.record(*waiting))
+    waiting: list[tuple[int, dict[str, jax.Array]]] = []
+
+    def report_waiting() -> None:
+        while waiting:
+            report(clock.record(*waiting.pop(0)))
+
+    for done in range(int(state.step) + 1, config.steps + 1):
+        state, metrics = twin.train_step(state, twin.place_batch(dataset(done - 1, rows)))
+        report_waiting()
+        waiting.append((done, metrics))
+        due = [action for action in actions if action.due(done)]
+        if due:
+            report_waiting()
+            with clock.paused():
+                for action in due:
+                    action.do(done, state)
+        if stop(done):
+            break
+    report_waiting()
     return jax.block_until_ready(state)
 
 
@@ -58,6 +99,14 @@ class Clock:
     def __init__(self) -> None:
         self.start: float | None = None
         self.tokens = 0.0
+
+    @contextmanager
+    def paused(self) -> Generator[None]:
+        """Time spent in here is no training time."""
+        begin = time.perf_counter()
+        yield
+        if self.start is not None:
+            self.start += time.perf_counter() - begin
 
     def record(self, step: int, metrics: dict[str, jax.Array]) -> Record:
         """Wait for the metrics of a step and put a time to them."""
@@ -83,14 +132,20 @@ def evaluate(twin: Twin, state: TrainState, text: np.ndarray, limit: int = 50) -
     size, window = twin.plan.config.batch, twin.plan.config.model.window
     dataset = Dataset(text, window, batch=1)
     windows = min(dataset.windows, limit * size)
-    total = jax.jit(summed_loss)
+    rows = twin.plan.layout.local_rows(size)
     loss = tokens = 0.0
     for first in range(0, windows, size):
         numbers = np.arange(first, first + size)
-        batch = dataset.cut(np.minimum(numbers, windows - 1))
-        batch.weights[numbers >= windows] = 0
+        batch = dataset.cut(np.minimum(numbers, windows - 1), rows)
+        batch.weights[numbers[rows] >= windows] = 0
         placed = twin.place_batch(batch)
         # Read at once: programs with collectives that do not wait for one another can deadlock on simulated devices.
-        loss += float(total(twin.logits(state, placed.tokens), placed.targets, placed.weights))
-        tokens += float(batch.weights.sum())
+        sums = total_loss()(twin.logits(state, placed.tokens), placed.targets, placed.weights)
+        loss, tokens = loss + float(sums[0]), tokens + float(sums[1])
     return loss / tokens, windows
+
+
+@functools.cache
+def total_loss() -> Any:
+    """(logits, targets, weights) to the sum of their losses and the number of counted tokens, as one program."""
+    return jax.jit(lambda *batch: (summed_loss(*batch), jnp.sum(batch[-1])))

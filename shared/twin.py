@@ -22,15 +22,20 @@ class Plan:
     layout: Layout
     forward: Callable[..., Array]
     """The model as a function: (params, tokens, keys) to logits."""
+    extend: Callable[..., Any]
+    """The model with a memory: (params, cache, tokens, start) to logits and cache (shared/decoding.py)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Twin:
-    """One training step on one mesh. The three jitted functions can also be lowered: `twin.train_step.lower(...)`."""
+    """One training step on one mesh. The jitted functions can also be lowered: `twin.train_step.lower(...)`."""
 
     plan: Plan
     logits: Callable[..., Any]
     """(state, tokens (B, T)) to logits (B, T, V), without dropout."""
+    extend: Callable[..., Any]
+    """(state, cache, tokens (B, S), start) to logits (B, S, V) of S further tokens and the cache with them in it. The
+    old cache is donated."""
     loss_and_grads: Callable[..., Any]
     """(state, batch) to loss (nats per counted token), gradients (as the parameters), number of counted tokens."""
     train_step: Callable[..., Any]
@@ -50,8 +55,8 @@ class Twin:
         return self.plan.layout.place(state, self.plan.layout.state)
 
     def place_batch(self, batch: Batch) -> Batch:
-        """A global batch, split over the devices."""
-        return self.plan.layout.place(batch, self.plan.layout.batch)
+        """A global batch, or the rows of it that this process needs (`layout.local_rows`), split over the devices."""
+        return self.plan.layout.place_batch(batch, self.plan.config.batch)
 
     def shapes(self) -> tuple[TrainState, Batch]:
         """State and batch as shapes with shardings, to lower a function for a mesh whose devices do not exist."""

@@ -26,7 +26,14 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     code = compare.run(CompareCommand(config=small_config(), rounds=2, json=path))
     printed = capsys.readouterr().out
     assert code == 0, printed
-    for expected in ("largest difference, float32", "worst gradient", "verdict", "equal", "tokens of a batch", "CPU 0"):
+    for expected in (
+        "largest difference, float32",
+        "worst gradient",
+        "verdict",
+        "equal",
+        "tokens [8, 8]",
+        "whole on every device",
+    ):
         assert expected in printed
     data = json.loads(path.read_text())
     assert data["equal"] is True

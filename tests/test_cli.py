@@ -42,7 +42,13 @@ def test_both_twins_train_and_print_the_same_losses(tmp_path: Path):
         assert done.returncode == 0, done.stderr
         assert f"{program}: data_parallel over {{'data': 4}}" in done.stdout
         printed.append(re.findall(r"step .*perplexity \S+", done.stdout))
-        recorded.append([json.loads(line) for line in path.read_text().splitlines()])
+        head, *records = [json.loads(line) for line in path.read_text().splitlines()]
+        recorded.append(records)
+        assert head["program"] == program
+        assert head["config"]["model"]["width"] == 16
+        assert head["mesh"] == {"data": 4}
+        assert head["device_kinds"] == ["cpu"]
+        assert head["versions"].keys() == {"Python", "jax", "flax", "optax", "orbax-checkpoint"}
     assert len(printed[0]) == 10
     assert printed[0] == printed[1]
     assert [record["step"] for record in recorded[0]] == list(range(1, 11))
@@ -113,7 +119,7 @@ def test_a_loss_that_is_no_number(program: str, tmp_path: Path, capsys: pytest.C
     printed = capsys.readouterr().err
     assert "try a lower --learning-rate" in printed
     assert printed.count("\n") == 1
-    assert json.loads(path.read_text().splitlines()[0])["step"] == 1  # what was known before is kept
+    assert json.loads(path.read_text().splitlines()[1])["step"] == 1  # what was known before is kept
 
 
 def test_help_names_flags(capsys: pytest.CaptureFixture[str]):
@@ -130,7 +136,9 @@ def test_help_names_flags(capsys: pytest.CaptureFixture[str]):
         "--layers",
         "--clip",
         "--schedule",
-        "--remat",
+        "--no-remat",
+        "--resume",
+        "--coordinator",
     ):
         assert flag in printed
 

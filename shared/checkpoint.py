@@ -1,0 +1,237 @@
+"""Checkpoints of a run (Orbax), of which what is restored is what was saved, or is not restored.
+
+DIR/120/state holds the arrays after step 120 by name, and DIR/120/manifest (shared/manifest.py) what they belong to and
+a digest of each. Orbax itself loads flipped bytes and casts types without a word. All processes write and read the
+arrays; process 0 decides which step is good, since all must go on from the same one.
+"""
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from shared import processes
+from shared.config import InputError, check
+from shared.digest import digests
+from shared.manifest import Leaf, Manifest, numbered_steps, read_manifest
+from shared.runtime import fast_compilation
+from shared.state import TrainState, abstract_state
+from shared.tree import named_leaves
+from shared.twin import Twin
+
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its every move
+DAMAGED = "damaged"
+"""Folder inside DIR into which `--resume` moves steps that cannot be restored, so that they can be saved again."""
+
+
+class Writer:
+    """Saves states of one run while it goes on. Use as a context: leaving it waits for the last save.
+
+    Raises ValueError if the directory cannot be written to.
+    """
+
+    def __init__(self, directory: Path, keep: int, manifest: Manifest):
+        self.directory, self.manifest = directory, manifest
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        with plain_errors(f"cannot write checkpoints to {directory}", "give --checkpoint-dir a folder to write to"):
+            directory.mkdir(parents=True, exist_ok=True)
+            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self.saved: int | None = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        if kind is None or jax.process_count() == 1:
+            self.wait()
+            self.manager.close()
+        # With several processes, one that failed may not wait for the others, which may be lost.
+
+    def save(self, step: int, state: TrainState) -> None:
+        """Begin to save the state after this step; returns when its arrays may be donated.
+
+        Raises ValueError if the state holds numbers that are not finite, or if this or the previous save failed.
+        """
+        if step == self.saved:
+            return
+        leaves = stored_leaves(state)
+        bad = not_finite(leaves)
+        check(not bad, f"not saved: the state after step {step} has numbers in {bad} that are not finite; try --clip 1")
+        described = {
+            name: Leaf(leaves[name].shape, str(leaves[name].dtype), digest) for name, digest in digests(leaves).items()
+        }
+        manifest = dataclasses.replace(self.manifest, step=step, leaves=described)
+        with plain_errors(f"cannot save step {step} to {self.directory}", "earlier checkpoints are kept"):
+            self.manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(leaves), manifest=ocp.args.JsonSave(manifest.to_json())
+                ),
+            )
+        self.saved = step
+
+    def wait(self) -> None:
+        """Until what was begun is saved. Raises ValueError if it could not be."""
+        with plain_errors(f"cannot save step {self.saved} to {self.directory}", "earlier checkpoints are kept"):
+            self.manager.wait_until_finished()
+            self.manager.check_for_errors()
+
+
+@dataclass(frozen=True)
+class Found:
+    """One step in a checkpoint directory, and what reading all of it showed."""
+
+    step: int
+    bytes: int
+    """On disk."""
+    manifest: Manifest | None
+    problem: str
+    """Why it cannot be restored; empty if every array is what was saved."""
+
+
+def verify(directory: Path, step: int) -> Found:
+    """Read a step into host memory, in this process alone, and hold it to its manifest."""
+    folder = directory.absolute() / str(step)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    manifest = None
+    try:
+        manifest = read_manifest(folder)
+        check(manifest.step == step, f"its manifest is that of step {manifest.step}")
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in manifest.leaves}
+        arrays = read_alone(folder / "state", as_numpy)
+        compare(manifest, arrays)
+    except Exception as error:  # whatever Orbax and TensorStore make of damaged files
+        return Found(step, size, manifest, one_line(error))
+    return Found(step, size, manifest, "")
+
+
+def compare(manifest: Manifest, arrays: dict[str, Any]) -> None:
+    """Raise ValueError naming the first array that is not the one that was saved."""
+    lost = manifest.leaves.keys() ^ arrays.keys()
+    check(not lost, f"{', '.join(sorted(lost))} is in only one of manifest and arrays")
+    for name, leaf in manifest.leaves.items():
+        there = f"{arrays[name].dtype}{list(arrays[name].shape)}"
+        saved = f"{leaf.dtype}{list(leaf.shape)}"
+        check(there == saved, f"{name} is {there}, but was saved as {saved}")
+    for name, digest in digests(arrays).items():
+        check(digest == manifest.leaves[name].digest, f"{name} is not what was saved: its digest differs")
+
+
+def newest_good(directory: Path, warn: Callable[[str], None]) -> Manifest | None:
+    """The manifest of the newest step that verifies, after a warning for each newer one; None if there are no steps.
+
+    Raises ValueError if there are steps and none of them verifies. All processes get the same answer.
+    """
+    problems = []
+    good = None
+    for step in numbered_steps(directory) if processes.is_first() else []:
+        found = verify(directory, step)
+        if not found.problem:
+            good = found.manifest
+            break
+        problems.append(f"step {step}: {found.problem}")
+    good, problems = processes.from_first((good, problems))
+    check(
+        good is not None or not problems,
+        f"no step in {directory} can be restored ({'; '.join(problems)}); start anew in another --checkpoint-dir",
+    )
+    for problem in problems:
+        warn(f"warning: passing over {problem}")
+    return good
+
+
+def restore(directory: Path, manifest: Manifest, twin: Twin) -> TrainState:
+    """The state of a verified step, placed for this twin, whatever mesh or twin it was saved from.
+
+    Each process reads what its devices hold. Raises ValueError if the state does not fit the twin's configuration, or
+    if what arrives on the devices is not what was saved.
+    """
+    layout, config = twin.plan.layout, twin.plan.config
+    wanted = stored_leaves(layout.shapes(abstract_state(config), layout.state))
+    for name in wanted.keys() | manifest.leaves.keys():
+        check(name in wanted and name in manifest.leaves, f"only one of checkpoint and configuration has {name}")
+        saved, asked = manifest.leaves[name], wanted[name]
+        check(
+            (saved.shape, saved.dtype) == (asked.shape, str(asked.dtype)),
+            f"{name} is saved as {saved.dtype}{list(saved.shape)}, asked as {asked.dtype}{list(asked.shape)}",
+        )
+    folder = directory.absolute() / str(manifest.step) / "state"
+    with plain_errors(f"cannot restore step {manifest.step} from {directory}", "see `inspect`"):
+        arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
+            folder, args=ocp.args.StandardRestore(wanted)
+        )
+        compare(manifest, arrays)
+    like = abstract_state(config)
+    arrays["key"] = jax.random.wrap_key_data(arrays["key"])
+    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named_leaves(like)])
+
+
+def set_aside(directory: Path, step: int) -> None:
+    """Move the steps after this one, which cannot be restored, to DIR/damaged: the run will save them again."""
+    if processes.is_first():
+        for newer in numbered_steps(directory):
+            if newer > step:
+                target = directory / DAMAGED / f"{newer}.{time.time_ns()}"
+                target.parent.mkdir(exist_ok=True)
+                (directory / str(newer)).rename(target)
+    processes.wait_for_all("set_aside")
+
+
+def stored_leaves(state: TrainState) -> dict[str, Any]:
+    """The state's arrays by name, with the random key as the numbers it is made of."""
+    key = state.key
+    if isinstance(key, jax.ShapeDtypeStruct):
+        data = jax.eval_shape(jax.random.key_data, key)
+        data = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=key.sharding)
+    else:
+        data = jax.random.key_data(key)
+    return named_leaves(dataclasses.replace(state, key=data))
+
+
+def not_finite(leaves: dict[str, Any]) -> str:
+    """The names of the arrays with numbers that are not finite."""
+    floats = {name: leaf for name, leaf in leaves.items() if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    finite = jax.device_get(all_finite()(floats))
+    return ", ".join(name for name, good in finite.items() if not good)
+
+
+@functools.cache
+def all_finite() -> Any:
+    """Whether each of a dictionary of arrays holds only finite numbers, as one program."""
+    finite = partial(jax.tree.map, lambda leaf: jnp.isfinite(leaf).all())
+    return jax.jit(finite, compiler_options=fast_compilation())
+
+
+def read_alone(folder: Path, restore_args: dict[str, ocp.RestoreArgs]) -> dict[str, Any]:
+    """Arrays as the arguments say, read without waiting for another process."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    checkpointer = ocp.Checkpointer(handler, multiprocessing_options=alone)
+    return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore_args))
+
+
+@contextmanager
+def plain_errors(what: str, remedy: str) -> Generator[None]:
+    """Within it, anything that goes wrong raises InputError with one line."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{what}: {one_line(error)}; {remedy}") from None
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of an error's message, which Orbax and TensorStore spread over many lines."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}…"

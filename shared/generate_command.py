@@ -1,0 +1,130 @@
+"""`generate`: text from the newest good checkpoint of a run."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from shared import processes, runtime
+from shared.config import InputError, check
+from shared.generation import Display, check_choice, generate
+from shared.manifest import numbered_steps, read_manifest
+from shared.placement import find_strategy, make_mesh
+from shared.processes import Cluster
+from shared.twin import Twin
+
+
+@dataclass(frozen=True)
+class GenerateCommand:
+    """Continue a prompt with the model of the newest good checkpoint. Only the text goes to standard output."""
+
+    checkpoint_dir: Path
+    """Folder that `train --checkpoint-dir` saved to."""
+    prompt: str = ""
+    """Text to continue; of one longer than the model's window, the end."""
+    tokens: int = 500
+    """Bytes to generate."""
+    temperature: float = 1.0
+    """What the logits are divided by: less is safer text, 0 always takes the likeliest byte."""
+    top_k: int = 0
+    """Draw only from so many likeliest bytes; 0 draws from all."""
+    seed: int = 0
+    """Seed of the draws."""
+    samples: int = 1
+    """Continuations, side by side on the devices. The first is shown as it is made, the others after it."""
+    no_cache: bool = False
+    """Run the whole window through the model for every byte, instead of keeping attention keys and values."""
+    devices: int | None = None
+    """Number of devices, over all processes; by default all there are, or 1 on a CPU."""
+    cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
+
+
+def run_generate(build: Callable[..., Twin], program: str, command: GenerateCommand) -> int:
+    """Print the prompt and its continuations."""
+    check(command.samples >= 1, f"samples is {command.samples}; give at least 1")
+    check_choice(command.tokens, command.temperature, command.top_k, command.seed)
+    from shared.checkpoint import newest_good, restore
+
+    folder = command.checkpoint_dir
+    steps = numbered_steps(folder)
+    check(bool(steps), f"no checkpoint in {folder}; give a folder that `train` saved to")
+    found, devices = runtime.start_all(command.cluster, command.devices, alone=1, float64=needs_float64(folder, steps))
+    say = Said(processes.is_first())
+    manifest = newest_good(folder, say.aside)
+    if manifest is None:
+        raise InputError(f"no checkpoint in {folder}; give a folder that `train` saved to")
+    mesh = make_mesh(manifest.config.strategy, devices)
+    # Rows are split over devices, so there is at least one for each; those beyond --samples are not shown.
+    split = find_strategy(manifest.config.strategy).batch_devices(mesh.shape)
+    rows = -(-command.samples // split) * split
+    twin = build(dataclasses.replace(manifest.config, batch=rows), mesh)
+    state = restore(folder, manifest, twin)
+
+    prompt = os.fsencode(command.prompt)  # the bytes that were typed, whether or not they are UTF-8
+    shown = Display()
+    say.text(shown(prompt))
+    drawn: list[np.ndarray] = []
+    begin = time.perf_counter()
+    for number, tokens in enumerate(
+        generate(
+            twin,
+            state,
+            prompt,
+            command.tokens,
+            temperature=command.temperature,
+            top_k=command.top_k,
+            seed=command.seed,
+            cached=not command.no_cache,
+        )
+    ):
+        say.text(shown(bytes([tokens[0]])))
+        drawn.append(tokens)
+        if number == 0:
+            begin = time.perf_counter()  # the first one compiled
+    seconds = time.perf_counter() - begin
+    say.text(shown(b"", last=True) + "\n")
+    for row in range(1, command.samples):
+        continuation = bytes(int(tokens[row]) for tokens in drawn)
+        say.text(f"---\n{Display()(prompt + continuation, last=True)}\n")
+    if command.tokens > 1:
+        speed = (command.tokens - 1) / seconds
+        say.aside(
+            f"step {manifest.step}, {program} on {dict(mesh.shape)} ({found.platform}): "
+            f"{speed:,.0f} tokens/s in each of {rows} row{'s' * (rows > 1)}"
+        )
+    return 0
+
+
+def needs_float64(folder: Path, steps: list[int]) -> bool:
+    """Whether 64-bit numbers must be allowed before JAX starts, by the newest manifest that can be read."""
+    for step in steps:
+        with contextlib.suppress(InputError):
+            model = read_manifest(folder / str(step)).config.model
+            return "float64" in (model.dtype, model.param_dtype)
+    return False
+
+
+@dataclass(frozen=True)
+class Said:
+    """What process 0 prints; the others print nothing."""
+
+    first: bool
+
+    def text(self, text: str) -> None:
+        """The text itself, at once."""
+        if self.first:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def aside(self, line: str) -> None:
+        """What is said about it, beside the text."""
+        if self.first:
+            print(line, file=sys.stderr)
