@@ -17,7 +17,7 @@ from auto_sharding import data_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
-from shared.loss import counted_tokens, summed_loss
+from shared.loss import counted_tokens, divided, summed_loss
 from shared.optimizer import clip
 from shared.placement import layout
 from shared.state import TrainState, example_keys, make_forward, next_state
@@ -37,14 +37,14 @@ def extend(plan: Plan, state: TrainState, cache: Cache, tokens_BS: Array, start:
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens."""
     keys_B = example_keys(state, batch.rows)
-    tokens = counted_tokens(batch.weights, plan.config.model.dtype)
 
-    def mean_loss(params: optax.Params) -> Array:
+    def global_sum(params: optax.Params) -> Array:
         logits_BTV = plan.forward(params, batch.tokens, keys_B)
-        return summed_loss(logits_BTV, batch.targets, batch.weights) / tokens
+        return summed_loss(logits_BTV, batch.targets, batch.weights)
 
-    loss, gradients = jax.value_and_grad(mean_loss)(state.params)
-    gradients = data_parallel.average_gradients(plan, gradients)
+    tokens = counted_tokens(batch.weights, plan.config.model.dtype)
+    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(global_sum)(state.params), tokens))
+    loss, gradients = divided(sums, tokens)
     return loss, gradients, tokens
 
 

@@ -2,9 +2,15 @@
 
 import sys
 
-from bench.compare import CompareCommand, run
+from bench import between, compare
 from shared.cli import one_line_errors, parse
+
+COMMANDS = {
+    "compare": (compare.CompareCommand, compare.run),
+    "processes": (between.ProcessesCommand, between.run),
+}
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.exit(run(parse({"compare": CompareCommand}, "python -m bench")))
+        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench")
+        sys.exit(next(run for kind, run in COMMANDS.values() if kind is type(command))(command))

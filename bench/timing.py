@@ -20,6 +20,7 @@ from shared.config import Config
 from shared.corpus import read_corpus
 from shared.data import Batch, Dataset
 from shared.placement import make_mesh
+from shared.processes import wait_for_all
 
 CONTESTANTS = ("auto", "explicit", "compute only")
 
@@ -69,6 +70,7 @@ def in_turns(contestants: Mapping[Any, Contestant], rounds: int, steps: int = 1)
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
+            wait_for_all("turn")
             begin = time.perf_counter()
             contestants[name].run(steps)
             seconds[name].append((time.perf_counter() - begin) / steps)

@@ -11,10 +11,10 @@ from shared.buckets import join, split
 from shared.twin import Plan
 
 
-def average_gradients(plan: Plan, gradients: Any) -> Any:
-    """Average the devices' local gradients: one all-reduce.
+def average(plan: Plan, local: Any) -> Any:
+    """Average what the devices have, gradients and all: one all-reduce.
 
-    The gradients must be local ones, taken with respect to parameters that `lax.pcast` made varying. Of replicated
+    Gradients must be local ones, taken with respect to parameters that `lax.pcast` made varying. Of replicated
     parameters, `jax.grad` has summed them over the devices already, and a `pmean` of the equal sums changes nothing:
     the result is too large by the number of devices (tests/test_wrong_forms.py has the whole table).
 
@@ -23,5 +23,5 @@ def average_gradients(plan: Plan, gradients: Any) -> Any:
     """
     axes, size = plan.layout.batch_axes, plan.config.bucket_bytes
     if size == 0:
-        return lax.pmean(gradients, axes)
-    return split(lax.pmean(join(gradients, size), axes), like=gradients, size=size)
+        return lax.pmean(local, axes)
+    return split(lax.pmean(join(local, size), axes), like=local, size=size)

@@ -18,7 +18,7 @@ from explicit_shardmap import data_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
-from shared.loss import counted_tokens, summed_loss
+from shared.loss import counted_tokens, divided, summed_loss
 from shared.optimizer import clip
 from shared.placement import layout
 from shared.state import TrainState, example_keys, make_forward, next_state
@@ -39,19 +39,18 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
     """Mean loss over the global batch, its gradients, and the number of counted tokens: equal on every device."""
     axes = plan.layout.batch_axes
     keys_b = example_keys(state, batch.rows)
-    tokens = lax.psum(counted_tokens(batch.weights, plan.config.model.dtype), axes)
     params = lax.pcast(state.params, axes, to="varying")  # so that the gradients below stay local
 
-    def local_loss(params: optax.Params) -> Array:
-        # Over the *average* count per device: devices may count different numbers of tokens, and the mean over
-        # devices of this is the global mean all the same.
+    def local_sum(params: optax.Params) -> Array:
         logits_bTV = plan.forward(params, batch.tokens, keys_b)
-        return summed_loss(logits_bTV, batch.targets, batch.weights) / (tokens / lax.axis_size(axes))
+        return summed_loss(logits_bTV, batch.targets, batch.weights)
 
-    loss, gradients = jax.value_and_grad(local_loss)(params)
-    loss = lax.pmean(loss, axes)
-    gradients = data_parallel.average_gradients(plan, gradients)
-    return loss, gradients, tokens
+    tokens = counted_tokens(batch.weights, plan.config.model.dtype)
+    # Devices may count different numbers of tokens, and then the mean of their means is not the mean: sums and counts
+    # are averaged, and divided afterwards.
+    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(local_sum)(params), tokens))
+    loss, gradients = divided(sums, tokens)
+    return loss, gradients, tokens * lax.axis_size(axes)
 
 
 def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:

@@ -1,15 +1,15 @@
 """Checkpoints of a run (Orbax), of which what is restored is what was saved, or is not restored.
 
 DIR/120/state holds the arrays after step 120 by name, and DIR/120/manifest (shared/manifest.py) what they belong to and
-a digest of each. Orbax itself loads flipped bytes and casts types without a word. All processes write and read the
-arrays; process 0 decides which step is good, since all must go on from the same one.
+a digest of each. Orbax itself loads flipped bytes and casts types without a word. Several processes write each what its
+own devices hold, and agree on which step is good, since all must go on from the same one.
 """
 
 import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 
 from shared import processes
 from shared.config import InputError, check
-from shared.digest import digests
+from shared.digest import digest, digests
 from shared.manifest import Leaf, Manifest, numbered_steps, read_manifest
 from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state
@@ -101,80 +101,101 @@ class Found:
 
 
 def verify(directory: Path, step: int) -> Found:
-    """Read a step into host memory, in this process alone, and hold it to its manifest."""
-    folder = directory.absolute() / str(step)
+    """Read a step into host memory, array by array, in this process alone, and hold it to its manifest."""
+    folder = directory / str(step)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     manifest = None
     try:
-        manifest = read_manifest(folder)
-        check(manifest.step == step, f"its manifest is that of step {manifest.step}")
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in manifest.leaves}
-        arrays = read_alone(folder / "state", as_numpy)
-        compare(manifest, arrays)
-    except Exception as error:  # whatever Orbax and TensorStore make of damaged files
-        return Found(step, size, manifest, one_line(error))
+        manifest = step_manifest(directory, step)
+        for _ in verified_arrays(directory, manifest):
+            pass
+    except InputError as error:
+        return Found(step, size, manifest, str(error))
     return Found(step, size, manifest, "")
 
 
-def compare(manifest: Manifest, arrays: dict[str, Any]) -> None:
-    """Raise ValueError naming the first array that is not the one that was saved."""
-    lost = manifest.leaves.keys() ^ arrays.keys()
-    check(not lost, f"{', '.join(sorted(lost))} is in only one of manifest and arrays")
+def step_manifest(directory: Path, step: int) -> Manifest:
+    """The manifest of a step. Raises ValueError if it is not whole, or not that of this step."""
+    manifest = read_manifest(directory / str(step))
+    check(manifest.step == step, f"its manifest is that of step {manifest.step}")
+    return manifest
+
+
+def verified_arrays(directory: Path, manifest: Manifest) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and contents of each array of a step, one in memory at a time, without waiting for another process.
+
+    Raises ValueError at the first that cannot be read or is not what was saved. (One at a time also because Orbax, when
+    one of several cannot be read, leaves the others behind, and they print tracebacks.)
+    """
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    reader = ocp.Checkpointer(handler, multiprocessing_options=alone)
+    folder = directory.absolute() / str(manifest.step) / "state"
     for name, leaf in manifest.leaves.items():
-        there = f"{arrays[name].dtype}{list(arrays[name].shape)}"
-        saved = f"{leaf.dtype}{list(leaf.shape)}"
-        check(there == saved, f"{name} is {there}, but was saved as {saved}")
-    for name, digest in digests(arrays).items():
-        check(digest == manifest.leaves[name].digest, f"{name} is not what was saved: its digest differs")
+        how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+        wanted = ocp.args.PyTreeRestore(item={name: 0}, restore_args=how, partial_restore=True)
+        try:
+            array = reader.restore(folder, args=wanted)[name]
+        except Exception as error:  # whatever Orbax and TensorStore make of damaged files
+            raise InputError(f"{name} cannot be read: {one_line(error)}") from None
+        there, before = f"{array.dtype}{list(array.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
+        check(there == before, f"{name} is {there}, but was saved as {before}")
+        check(digest(array) == leaf.digest, f"{name} is not what was saved: its digest differs")
+        yield name, array
 
 
-def newest_good(directory: Path, warn: Callable[[str], None]) -> Manifest | None:
-    """The manifest of the newest step that verifies, after a warning for each newer one; None if there are no steps.
+def restore_newest(
+    directory: Path, twin: Twin, warn: Callable[[str], None], fits: Callable[[Manifest], None] = lambda manifest: None
+) -> tuple[TrainState, Manifest] | None:
+    """The newest state that is what was saved, placed for this twin; None if the directory has no step at all.
 
-    Raises ValueError if there are steps and none of them verifies. All processes get the same answer.
+    fits: called with a manifest before its arrays are read, to raise if they are of no use. warn: called with a line
+    for each newer step that is passed over. Raises ValueError if there are steps and none is good. All processes get
+    the same answer.
     """
     problems = []
-    good = None
-    for step in numbered_steps(directory) if processes.is_first() else []:
-        found = verify(directory, step)
-        if not found.problem:
-            good = found.manifest
-            break
-        problems.append(f"step {step}: {found.problem}")
-    good, problems = processes.from_first((good, problems))
+    for step in processes.from_first(numbered_steps(directory)):
+        manifest = state = None
+        problem = ""
+        try:
+            manifest = step_manifest(directory, step)
+        except InputError as error:
+            problem = str(error)
+        problem = processes.first_problem(problem)
+        if manifest is not None and not problem:
+            fits(manifest)
+            try:
+                state = restore(directory, manifest, twin)
+            except InputError as error:
+                problem = str(error)
+            problem = processes.first_problem(problem)
+            if state is not None and not problem:
+                return state, manifest
+        problems.append(f"step {step}: {problem}")
+        warn(f"warning: passing over step {step}: {problem}")
     check(
-        good is not None or not problems,
+        not problems,
         f"no step in {directory} can be restored ({'; '.join(problems)}); start anew in another --checkpoint-dir",
     )
-    for problem in problems:
-        warn(f"warning: passing over {problem}")
-    return good
+    return None
 
 
 def restore(directory: Path, manifest: Manifest, twin: Twin) -> TrainState:
-    """The state of a verified step, placed for this twin, whatever mesh or twin it was saved from.
+    """The state of one step, placed for this twin, whatever mesh or twin it was saved from.
 
-    Each process reads what its devices hold. Raises ValueError if the state does not fit the twin's configuration, or
-    if what arrives on the devices is not what was saved.
+    Every process reads all arrays, and puts on its devices what they hold. Raises ValueError if an array cannot be
+    read, is not what was saved, or does not fit the twin's configuration.
     """
-    layout, config = twin.plan.layout, twin.plan.config
-    wanted = stored_leaves(layout.shapes(abstract_state(config), layout.state))
-    for name in wanted.keys() | manifest.leaves.keys():
-        check(name in wanted and name in manifest.leaves, f"only one of checkpoint and configuration has {name}")
-        saved, asked = manifest.leaves[name], wanted[name]
-        check(
-            (saved.shape, saved.dtype) == (asked.shape, str(asked.dtype)),
-            f"{name} is saved as {saved.dtype}{list(saved.shape)}, asked as {asked.dtype}{list(asked.shape)}",
-        )
-    folder = directory.absolute() / str(manifest.step) / "state"
-    with plain_errors(f"cannot restore step {manifest.step} from {directory}", "see `inspect`"):
-        arrays = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
-            folder, args=ocp.args.StandardRestore(wanted)
-        )
-        compare(manifest, arrays)
-    like = abstract_state(config)
-    arrays["key"] = jax.random.wrap_key_data(arrays["key"])
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in named_leaves(like)])
+    layout, like = twin.plan.layout, abstract_state(twin.plan.config)
+    specs = named_leaves(layout.state)
+    fitting = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in stored_leaves(like).items()}
+    stored = {name: (leaf.shape, leaf.dtype) for name, leaf in manifest.leaves.items()}
+    differing = [name for name in fitting | stored if fitting.get(name) != stored.get(name)]
+    check(not differing, f"{', '.join(differing[:3])} of checkpoint and configuration differ in shape or type")
+    placed = {name: layout.place_leaf(array, specs[name]) for name, array in verified_arrays(directory, manifest)}
+    placed["key"] = jax.random.wrap_key_data(placed["key"])
+    return jax.tree.unflatten(jax.tree.structure(like), [placed[name] for name in named_leaves(like)])
 
 
 def set_aside(directory: Path, step: int) -> None:
@@ -211,15 +232,6 @@ def all_finite() -> Any:
     """Whether each of a dictionary of arrays holds only finite numbers, as one program."""
     finite = partial(jax.tree.map, lambda leaf: jnp.isfinite(leaf).all())
     return jax.jit(finite, compiler_options=fast_compilation())
-
-
-def read_alone(folder: Path, restore_args: dict[str, ocp.RestoreArgs]) -> dict[str, Any]:
-    """Arrays as the arguments say, read without waiting for another process."""
-    me = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    checkpointer = ocp.Checkpointer(handler, multiprocessing_options=alone)
-    return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=restore_args))
 
 
 @contextmanager

@@ -39,8 +39,10 @@ def run_inspect(build: Callable[..., Twin], program: str, command: InspectComman
     steps = numbered_steps(folder)
     check(bool(steps), f"no checkpoint in {folder}; give a folder that `train` saved to")
     runtime.start(1)
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table("step", "bytes", "arrays", "saved by", "verifies", box=None, pad_edge=False)
+    console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 200)
+    table = Table("step", "bytes", "arrays", "saved by", box=None, pad_edge=False)
+    table.columns[-1].no_wrap = True
+    table.add_column("verifies", overflow="fold")
     configs: dict[str, list[int]] = {}
     damaged = 0
     for step in reversed(steps):
@@ -70,7 +72,7 @@ class RoundtripCommand:
 
 def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCommand) -> int:
     """Do it and print what was found; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
-    from shared.checkpoint import Writer, newest_good, restore
+    from shared.checkpoint import Writer, restore_newest
 
     config = command.config
     dataset = Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)
@@ -84,11 +86,11 @@ def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCo
         folder = Path(name)
         with Writer(folder, 1, Manifest(0, config, describe_text(dataset), program, {})) as writer:
             writer.save(1, state)
-        manifest = newest_good(folder, print)
-        assert manifest is not None
         fresh = twin.init(jax.random.key(config.seed + 1))
         other = np.asarray(twin.logits(fresh, batch.tokens))
-        restored = restore(folder, manifest, twin)
+        found = restore_newest(folder, twin, print)
+        assert found is not None
+        restored, manifest = found
     after = np.asarray(twin.logits(restored, batch.tokens))
     model = live_model(config, restored)  # an ordinary NNX module, called without any of the twin
     called = np.asarray(model(batch.tokens))

@@ -1,6 +1,5 @@
 """`generate`: text from the newest good checkpoint of a run."""
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import tyro
 
 from shared import processes, runtime
-from shared.config import InputError, check
+from shared.config import Config, InputError, check
 from shared.generation import Display, check_choice, generate
 from shared.manifest import numbered_steps, read_manifest
 from shared.placement import find_strategy, make_mesh
@@ -51,22 +50,24 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
     """Print the prompt and its continuations."""
     check(command.samples >= 1, f"samples is {command.samples}; give at least 1")
     check_choice(command.tokens, command.temperature, command.top_k, command.seed)
-    from shared.checkpoint import newest_good, restore
+    from shared.checkpoint import restore_newest
 
     folder = command.checkpoint_dir
     steps = numbered_steps(folder)
     check(bool(steps), f"no checkpoint in {folder}; give a folder that `train` saved to")
-    found, devices = runtime.start_all(command.cluster, command.devices, alone=1, float64=needs_float64(folder, steps))
+    config = newest_config(folder, steps)
+    float64 = "float64" in (config.model.dtype, config.model.param_dtype)
+    found, devices = runtime.start_all(command.cluster, command.devices, alone=1, float64=float64)
     say = Said(processes.is_first())
-    manifest = newest_good(folder, say.aside)
-    if manifest is None:
-        raise InputError(f"no checkpoint in {folder}; give a folder that `train` saved to")
-    mesh = make_mesh(manifest.config.strategy, devices)
+    mesh = make_mesh(config.strategy, devices)
     # Rows are split over devices, so there is at least one for each; those beyond --samples are not shown.
-    split = find_strategy(manifest.config.strategy).batch_devices(mesh.shape)
+    split = find_strategy(config.strategy).batch_devices(mesh.shape)
     rows = -(-command.samples // split) * split
-    twin = build(dataclasses.replace(manifest.config, batch=rows), mesh)
-    state = restore(folder, manifest, twin)
+    twin = build(dataclasses.replace(config, batch=rows), mesh)
+    restored = restore_newest(folder, twin, say.aside)
+    if restored is None:
+        raise InputError(f"the checkpoints in {folder} are gone; give a folder that `train` saved to")
+    state, manifest = restored
 
     prompt = os.fsencode(command.prompt)  # the bytes that were typed, whether or not they are UTF-8
     shown = Display()
@@ -103,13 +104,15 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
     return 0
 
 
-def needs_float64(folder: Path, steps: list[int]) -> bool:
-    """Whether 64-bit numbers must be allowed before JAX starts, by the newest manifest that can be read."""
+def newest_config(folder: Path, steps: list[int]) -> Config:
+    """The configuration of the newest step that tells it; all steps of a folder have the same model."""
+    problems = []
     for step in steps:
-        with contextlib.suppress(InputError):
-            model = read_manifest(folder / str(step)).config.model
-            return "float64" in (model.dtype, model.param_dtype)
-    return False
+        try:
+            return read_manifest(folder / str(step)).config
+        except InputError as error:
+            problems.append(f"step {step}: {error}")
+    raise InputError(f"no step in {folder} can be restored ({'; '.join(problems)}); train anew")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """Cross-entropy in nats, summed over the counted tokens."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -19,3 +22,8 @@ def summed_loss(logits_BTV: Array, targets_BT: Array, weights_BT: Array) -> Arra
 def counted_tokens(weights_BT: Array, dtype: str) -> Array:
     """Sum of the weights: the number of tokens that count, a scalar in the loss's type for computation in `dtype`."""
     return jnp.sum(weights_BT, dtype=jnp.promote_types(dtype, jnp.float32))
+
+
+def divided(sums: Any, count: Array) -> Any:
+    """A tree of sums over tokens as means, each in the type it has."""
+    return jax.tree.map(lambda total: (total / count).astype(total.dtype), sums)

@@ -164,6 +164,17 @@ def from_first(value: Any) -> Any:
     return pickle.loads(np.asarray(multihost_utils.broadcast_one_to_all(np.resize(data, size))).tobytes())
 
 
+def first_problem(problem: str) -> str:
+    """The first process's line that is not empty, in every process; empty if all of them are."""
+    if jax.process_count() == 1:
+        return problem
+    lines = np.zeros(400, np.uint8)
+    data = problem.encode()[: lines.size]
+    lines[: len(data)] = np.frombuffer(data, np.uint8)
+    found = np.asarray(multihost_utils.process_allgather(lines)).reshape(-1, lines.size)
+    return next((row.tobytes().rstrip(b"\0").decode(errors="replace") for row in found if row.any()), "")
+
+
 def wait_for_all(name: str) -> None:
     """Until every process has come here."""
     if jax.process_count() > 1:

@@ -163,7 +163,7 @@ def resumed(command: TrainCommand, twin: Twin, asked: Manifest, notes: list[str]
 
     Raises ValueError if checkpoints are there and --resume was not given, or if they do not fit or none is good.
     """
-    from shared.checkpoint import newest_good, restore, set_aside
+    from shared.checkpoint import restore_newest, set_aside
 
     folder = command.checkpoint_dir
     assert folder is not None
@@ -172,17 +172,20 @@ def resumed(command: TrainCommand, twin: Twin, asked: Manifest, notes: list[str]
         newest = f"{folder} holds checkpoints already, the newest of step {max(steps, default=0)}"
         check(not steps, f"{newest}; give --resume to go on from it, or another --checkpoint-dir")
         return None, 0
-    saved = newest_good(folder, notes.append)
-    if saved is None:
+
+    def fits(saved: Manifest) -> None:
+        differing = misfits(saved, asked.config, asked.text)
+        check(
+            not differing,
+            f"the checkpoint of step {saved.step} in {folder} does not fit: {'; '.join(differing)}; "
+            "give what was saved, or another --checkpoint-dir",
+        )
+
+    found = restore_newest(folder, twin, notes.append, fits)
+    if found is None:
         notes.append(f"no checkpoint in {folder} yet: beginning at step 1")
         return None, 0
-    differing = misfits(saved, asked.config, asked.text)
-    check(
-        not differing,
-        f"the checkpoint of step {saved.step} in {folder} does not fit: {'; '.join(differing)}; "
-        "give what was saved, or another --checkpoint-dir",
-    )
-    state = restore(folder, saved, twin)
+    state, saved = found
     set_aside(folder, saved.step)
     notes.append(f"going on from step {saved.step} in {folder}, saved by {saved.program}")
     return state, saved.step

@@ -1,0 +1,38 @@
+"""Short training runs with checkpoints, inside this process."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import auto_sharding
+import explicit_shardmap
+from shared.cli import COMMANDS, parse
+from shared.train_command import TrainCommand, run_train
+
+TWINS = {"auto_sharding": auto_sharding.build, "explicit_shardmap": explicit_shardmap.build}
+SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "32", "--window", "16", "--batch", "8"]
+TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
+
+
+def train(folder: Path, *options: Any, twin: str = "auto_sharding", text: bytes = TEXT) -> int:
+    """`train` on a small text, with a metrics file beside the checkpoints; returns the exit code."""
+    folder.mkdir(exist_ok=True)
+    (folder / "text").write_bytes(text)
+    fixed = ["train", *SMALL, "--dropout", "0.1", "--validation", "0", "--data", folder / "text"]
+    kept = ["--metrics", folder / "metrics.jsonl", "--checkpoint-dir", folder / "checkpoints"]
+    command = parse(
+        {name: kind for name, (kind, _) in COMMANDS.items()}, twin, list(map(str, [*fixed, *kept, *options]))
+    )
+    assert isinstance(command, TrainCommand)
+    return run_train(TWINS[twin], twin, command)
+
+
+def losses(folder: Path) -> np.ndarray:
+    """The loss of every step that was recorded, the last record of each counting, (steps,) in order."""
+    import json
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    by_step = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    assert list(by_step) == list(range(1, len(by_step) + 1))
+    return np.array(list(by_step.values()))

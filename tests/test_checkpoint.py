@@ -1,0 +1,319 @@
+"""Checkpoints: a run goes on as if it had never stopped, and nothing is restored that was not saved."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from shared.checkpoint import Writer, restore, restore_newest, verify
+from shared.cli import main
+from shared.config import Config
+from shared.data import Dataset
+from shared.manifest import Manifest, describe_text, flat, misfits, numbered_steps
+from shared.placement import make_mesh
+from shared.state import TrainState, live_model
+from shared.tree import named_leaves
+from shared.twin import Twin
+from tests.runs import TEXT, TWINS, losses, train
+from tests.small import small_config
+
+NAMES = list(TWINS)
+
+
+def build(name: str, devices: int, config: Config | None = None) -> Twin:
+    config = config or small_config()
+    return TWINS[name](config, make_mesh(config.strategy, devices))
+
+
+def dataset(config: Config) -> Dataset:
+    return Dataset(np.frombuffer(TEXT, np.uint8), config.model.window, config.batch, config.seed)
+
+
+def save_steps(folder: Path, twin: Twin, steps: int, keep: int = 9) -> list[dict[str, np.ndarray]]:
+    """Train so many steps and save after each; returns copies of the states' arrays as they were when saved."""
+    config = twin.plan.config
+    batches, state = dataset(config), twin.init(jax.random.key(0))
+    kept = []
+    with Writer(folder, keep, Manifest(0, config, describe_text(batches), "a test", {})) as writer:
+        for done in range(1, steps + 1):
+            state, _ = twin.train_step(state, twin.place_batch(batches(done - 1)))
+            writer.save(done, state)
+            kept.append(arrays(state))
+            state, _ = twin.train_step(state, twin.place_batch(batches(99)))  # the saved arrays are donated at once
+    return kept
+
+
+def arrays(state: TrainState) -> dict[str, np.ndarray]:
+    plain = dataclasses.replace(state, key=jax.random.key_data(state.key))
+    return {name: np.array(leaf) for name, leaf in named_leaves(plain).items()}
+
+
+def newest(folder: Path, twin: Twin, warn: Callable[[str], None] = pytest.fail) -> tuple[TrainState, int]:
+    """The newest good state and its step."""
+    found = restore_newest(folder, twin, warn)
+    assert found is not None
+    return found[0], found[1].step
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_restored_into_a_fresh_model_give_the_same_logits(name: str, tmp_path: Path):
+    """The seed of this project, by hand: save with Orbax, restore into a fresh NNX model, compare logits bitwise."""
+    twin = build(name, 4)
+    tokens = twin.place_batch(dataset(twin.plan.config)(0)).tokens
+    (_,) = save_steps(tmp_path, twin, 1)
+    state = twin.init(jax.random.key(0))
+    state, _ = twin.train_step(state, twin.place_batch(dataset(twin.plan.config)(0)))
+    before = np.asarray(twin.logits(state, tokens))
+    fresh = twin.init(jax.random.key(1))
+    assert np.abs(np.asarray(twin.logits(fresh, tokens)) - before).max() > 0.01
+    restored = newest(tmp_path, twin)[0]
+    np.testing.assert_array_equal(np.asarray(twin.logits(restored, tokens)), before)
+    model = live_model(twin.plan.config, restored)
+    np.testing.assert_allclose(np.asarray(model(tokens)), before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_roundtrip_command(name: str, capsys: pytest.CaptureFixture[str]):
+    main(TWINS[name], name, ["roundtrip", "--layers", "1", "--width", "16", "--hidden", "16", "--devices", "2"])
+    printed = capsys.readouterr().out
+    assert "logits after restoring:  equal, bit for bit" in printed
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+def test_what_is_restored_is_what_was_saved(param_dtype: str, tmp_path: Path):
+    """Every array, though the device memory it was saved from was written over while the save went on."""
+    twin = build("explicit_shardmap", 4, small_config(param_dtype=param_dtype))
+    kept = save_steps(tmp_path, twin, 3)
+    for step, expected in enumerate(kept, 1):
+        found = verify(tmp_path, step)
+        assert not found.problem
+        assert found.manifest is not None
+        assert_same(arrays(restore(tmp_path, found.manifest, twin)), expected)
+
+
+def test_float64(float64: None, tmp_path: Path):
+    twin = build("auto_sharding", 2, small_config(dtype="float64", param_dtype="float64"))
+    (expected,) = save_steps(tmp_path, twin, 1)
+    assert_same(arrays(newest(tmp_path, twin)[0]), expected)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path):
+    save_steps(tmp_path, build("auto_sharding", 1), 4, keep=2)
+    assert numbered_steps(tmp_path) == [4, 3]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one_bit_for_bit(name: str, tmp_path: Path):
+    """With dropout and AdamW: parameters, optimizer state, step, data position and random keys are all restored."""
+    assert train(tmp_path / "whole", "--steps", 12, "--devices", 4, twin=name) == 0
+    for stop, resume in ((4, []), (8, ["--resume"]), (12, ["--resume"])):
+        options = ["--steps", 12, "--devices", 4, "--checkpoint-every", stop, *resume]
+        interrupted = tmp_path / "parts"
+        if stop == 12:
+            assert train(interrupted, *options, twin=name) == 0
+        else:
+            with pytest.MonkeyPatch.context() as patch:  # a signal, without the signal
+                patch.setattr("shared.processes.StopSignals.__call__", lambda self, done, stop=stop: done == stop)
+                train(interrupted, *options, twin=name)
+    np.testing.assert_array_equal(losses(tmp_path / "parts"), losses(tmp_path / "whole"))
+
+
+def test_a_run_moves_between_devices_and_twins(tmp_path: Path):
+    """8, 4, 2, 1 and 8 devices, the twin changing each time: float32 losses as on 8 devices throughout.
+
+    Under SGD, whose trajectories show a wrong gradient; the tolerance is that of sums in another order, over 15 steps.
+    """
+    options = ["--steps", 15, "--optimizer", "sgd", "--learning-rate", 0.1, "--dropout", 0.1]
+    assert train(tmp_path / "whole", *options, "--devices", 8) == 0
+    for leg, devices in enumerate((8, 4, 2, 1, 8)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("shared.processes.StopSignals.__call__", lambda self, done, leg=leg: done == 3 * (leg + 1))
+            train(tmp_path / "legs", *options, "--devices", devices, "--resume", twin=NAMES[leg % 2])
+    np.testing.assert_allclose(losses(tmp_path / "legs"), losses(tmp_path / "whole"), rtol=2e-6)
+    assert len(losses(tmp_path / "legs")) == 15
+
+
+def test_a_configuration_that_does_not_fit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert train(tmp_path, "--steps", 2, "--devices", 2) == 0
+    with pytest.raises(ValueError, match="does not fit") as refused:
+        train(tmp_path, "--steps", 3, "--devices", 2, "--hidden", 16, "--seed", 1, "--resume")
+    for field in ("model.hidden (saved 32, asked 16)", "seed (saved 0, asked 1)", "steps (saved 2, asked 3)"):
+        assert field in str(refused.value)
+    assert "width" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"training text \(saved .*, asked "):
+        train(tmp_path, "--steps", 2, "--devices", 2, "--resume", text=TEXT + b"!")
+    with pytest.raises(ValueError, match="holds checkpoints already, the newest of step 2; give --resume"):
+        train(tmp_path, "--steps", 2, "--devices", 2)
+    capsys.readouterr()
+    assert train(tmp_path, "--steps", 2, "--devices", 2, "--resume") == 0
+    assert "step 2 of 2 is done already; nothing is left to train" in capsys.readouterr().out
+
+
+def test_how_a_step_is_computed_may_change():
+    """What does not change the step itself is free; every other field is not, so that a new one is not forgotten."""
+    config = small_config(schedule="cosine")
+    manifest = Manifest(1, config, "text, 9 bytes", "a test", {})
+    free = {"strategy", "model.remat", "model.unroll", "bucket_bytes"}
+    for name, value in flat(config).items():
+        part, _, inner = name.rpartition(".")
+        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else "other"
+        changed = dataclasses.replace(
+            config, **({part: dataclasses.replace(getattr(config, part), **{inner: other})} if part else {name: other})
+        )
+        found = misfits(manifest, changed, "text, 9 bytes")
+        assert (found == []) == (name in free), name
+        assert all(line.startswith(f"{name} (saved {value}, asked {other})") for line in found)
+    constant = small_config(schedule="constant")
+    longer = dataclasses.replace(constant, steps=99)
+    assert misfits(Manifest(1, constant, "text, 9 bytes", "a test", {}), longer, "text, 9 bytes") == []
+
+
+def data_files(step: Path) -> list[Path]:
+    """The files with the arrays' bytes, the largest first."""
+    return sorted((step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: -path.stat().st_size)
+
+
+def flip(path: Path, *places: float) -> None:
+    """Flip a bit at these places, as shares of the file."""
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[int(place * len(data))] ^= 4
+    path.write_bytes(data)
+
+
+def cast_to_float64(step: Path) -> None:
+    """The same arrays, written anew by Orbax with one of another type."""
+    handler = ocp.PyTreeCheckpointer()
+    tree = handler.restore(step / "state")
+    tree["params.output.kernel"] = np.asarray(tree["params.output.kernel"], np.float16)
+    shutil.rmtree(step / "state")
+    handler.save(step / "state", tree)
+
+
+def edit_manifest(step: Path) -> None:
+    """Another learning rate, in a file that is still good JSON."""
+    path = step / "manifest" / "metadata"
+    data = json.loads(path.read_text())
+    data["config"]["optimizer"]["learning_rate"] = 1.0
+    path.write_text(json.dumps(data))
+
+
+def halve(step: Path) -> None:
+    """As after a kill during the removal of an old step."""
+    for number, path in enumerate(sorted(path for path in step.rglob("*") if path.is_file())):
+        if number % 2:
+            path.unlink()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped bit in the middle of the data": lambda step: flip(data_files(step)[0], 0.5),
+    "flipped bit near its beginning": lambda step: flip(data_files(step)[0], 0.1),
+    "truncated file": lambda step: data_files(step)[0].write_bytes(data_files(step)[0].read_bytes()[:1000]),
+    "missing file": lambda step: data_files(step)[0].unlink(),
+    "missing manifest": lambda step: (step / "manifest" / "metadata").unlink(),
+    "edited manifest": edit_manifest,
+    "truncated manifest": lambda step: (step / "manifest" / "metadata").write_text('{"format": 1, "st'),
+    "flipped bit in the manifest": lambda step: flip(step / "manifest" / "metadata", 0.5),
+    "wrong type": cast_to_float64,
+    "another step's arrays": lambda step: [
+        shutil.rmtree(step / "state"),
+        shutil.copytree(step.parent / "1" / "state", step / "state"),
+    ],
+    "empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
+    "half of the files": halve,
+}
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin, list[dict[str, np.ndarray]]]:
+    folder = tmp_path_factory.mktemp("two_steps")
+    twin = build("auto_sharding", 2)
+    return folder, twin, save_steps(folder, twin, 2)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_leads_to_the_previous_good_step(
+    damage: str, two_steps: tuple[Path, Twin, list[dict[str, np.ndarray]]], tmp_path: Path
+):
+    """With a warning that names the step and the reason; and to one error where no step is good."""
+    original, twin, kept = two_steps
+    folder = tmp_path / "copy"
+    shutil.copytree(original, folder)
+    DAMAGES[damage](folder / "2")
+    assert verify(folder, 2).problem
+    warnings: list[str] = []
+    state, step = newest(folder, twin, warnings.append)
+    assert step == 1
+    assert_same(arrays(state), kept[0])
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: passing over step 2: ")
+    assert len(warnings[0]) > len("warning: passing over step 2: ") + 10
+    assert "\n" not in warnings[0]
+    shutil.rmtree(folder / "1")
+    with pytest.raises(ValueError, match=r"no step in .* can be restored \(step 2: "):
+        newest(folder, twin, warnings.append)
+
+
+def test_a_run_saves_a_damaged_step_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert train(tmp_path, "--steps", 6, "--devices", 2, "--checkpoint-every", 2, "--keep", 9) == 0
+    before = losses(tmp_path)
+    folder = tmp_path / "checkpoints"
+    for step in ("4", "6"):
+        flip(data_files(folder / step)[0], 0.1, 0.3, 0.5, 0.7)
+    (folder / "7.orbax-checkpoint-tmp").mkdir()  # what a kill in the middle of a save leaves
+    assert train(tmp_path, "--steps", 6, "--devices", 2, "--checkpoint-every", 2, "--keep", 9, "--resume") == 0
+    printed = capsys.readouterr().out
+    assert "warning: passing over step 6: " in printed
+    assert "warning: passing over step 4: " in printed
+    assert "going on from step 2" in printed
+    np.testing.assert_array_equal(losses(tmp_path), before)
+    assert numbered_steps(folder) == [6, 4, 2]
+    assert all(not verify(folder, step).problem for step in (2, 4, 6))
+    assert len(list((folder / "damaged").iterdir())) == 2  # moved, not removed
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path):
+    """With --keep 1 it would push out the last good one."""
+    twin = build("auto_sharding", 2)
+    state = twin.init(jax.random.key(0))
+    manifest = Manifest(0, twin.plan.config, "text, 9 bytes", "a test", {})
+    with Writer(tmp_path, 1, manifest) as writer:
+        writer.save(1, state)
+        broken = dataclasses.replace(state, params=jax.tree.map(lambda leaf: leaf / 0 * 0, state.params))
+        with pytest.raises(
+            ValueError, match=r"the state after step 2 has numbers in params\.\S+.* that are not finite"
+        ):
+            writer.save(2, broken)
+    assert numbered_steps(tmp_path) == [1]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot write checkpoints to .*file.*; give --checkpoint-dir a folder"):
+        Writer(tmp_path / "file" / "below", 1, Manifest(0, small_config(), "text, 9 bytes", "a test", {}))
+
+
+def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    save_steps(tmp_path, build("explicit_shardmap", 2), 2)
+    main(TWINS["auto_sharding"], "auto_sharding", ["inspect", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines()[1:3]] == ["1", "2"]
+    assert [line.split()[-1] for line in printed.splitlines()[1:3]] == ["yes", "yes"]
+    assert "configuration of step 1, 2:\nmodel.layers=2, model.width=16" in printed
+    flip(data_files(tmp_path / "2")[0], 0.5)
+    with pytest.raises(SystemExit) as ended:
+        main(TWINS["auto_sharding"], "auto_sharding", ["inspect", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "NO: " in capsys.readouterr().out.splitlines()[2]
