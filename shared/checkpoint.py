@@ -8,6 +8,7 @@ own devices hold, and agree on which step is good, since all must go on from the
 import dataclasses
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -30,7 +31,19 @@ from shared.state import TrainState, abstract_state
 from shared.tree import named_leaves
 from shared.twin import Twin
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its every move
+# Orbax logs its every move, and errors that it raises as well, once for each array.
+for chatty in ("absl", "asyncio"):
+    logging.getLogger(chatty).setLevel(logging.CRITICAL)
+tell_unraisable = sys.unraisablehook
+
+
+def tell_no_leftovers(unraisable: Any) -> None:
+    """When a save fails, TensorStore still calls into the event loop that Orbax has closed: that is no news."""
+    if "Event loop is closed" not in str(unraisable.exc_value):
+        tell_unraisable(unraisable)
+
+
+sys.unraisablehook = tell_no_leftovers
 DAMAGED = "damaged"
 """Folder inside DIR into which `--resume` moves steps that cannot be restored, so that they can be saved again."""
 

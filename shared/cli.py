@@ -71,6 +71,8 @@ def one_line_errors() -> Generator[None]:
         processes.end(f"error: {error}", 2)
     except KeyboardInterrupt:
         processes.end("interrupted", 130)
+    except OSError as error:
+        processes.end(f"error: {' '.join(str(error).split())}; is there space, and leave to write?", 2)
     except Exception as error:
         if jax.distributed.is_initialized():
             processes.end(processes.explain(error), 1)

@@ -1,5 +1,6 @@
 """Short training runs with checkpoints, inside this process."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,12 @@ from shared.train_command import TrainCommand, run_train
 
 TWINS = {"auto_sharding": auto_sharding.build, "explicit_shardmap": explicit_shardmap.build}
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "32", "--window", "16", "--batch", "8"]
+COMPILED_ONCE = {
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parent.parent / ".jax_cache"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""Environment in which processes that a test starts find what another has compiled."""
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
 
 
@@ -30,8 +37,6 @@ def train(folder: Path, *options: Any, twin: str = "auto_sharding", text: bytes 
 
 def losses(folder: Path) -> np.ndarray:
     """The loss of every step that was recorded, the last record of each counting, (steps,) in order."""
-    import json
-
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     by_step = {line["step"]: line["loss"] for line in lines if "loss" in line}
     assert list(by_step) == list(range(1, len(by_step) + 1))
