@@ -253,6 +253,8 @@ def plain_errors(what: str, remedy: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
+        if processes.is_loss(error):
+            raise
         raise InputError(f"{what}: {one_line(error)}; {remedy}") from None
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
-import jax
 import tyro
 
 from shared import processes
@@ -71,9 +70,9 @@ def one_line_errors() -> Generator[None]:
         processes.end(f"error: {error}", 2)
     except KeyboardInterrupt:
         processes.end("interrupted", 130)
-    except OSError as error:
-        processes.end(f"error: {' '.join(str(error).split())}; is there space, and leave to write?", 2)
     except Exception as error:
-        if jax.distributed.is_initialized():
+        if isinstance(error, OSError) and not processes.is_loss(error):
+            processes.end(f"error: {' '.join(str(error).split())}; is there space, and leave to write?", 2)
+        if processes.JOINED:
             processes.end(processes.explain(error), 1)
         raise

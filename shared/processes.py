@@ -27,13 +27,17 @@ START_TIMEOUT_S = 120
 """How long processes wait for one another at the start."""
 
 LAUNCHERS = {
-    "SLURM_NTASKS": ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"),
+    "SLURM_NTASKS": ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"),
     "OMPI_COMM_WORLD_SIZE": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
 }
-"""Variable with the number of processes, and those that must be there beside it, of the launchers that are noticed."""
+"""Variable with the number of processes to that with this one's, and others that must be there, of the launchers that
+are noticed."""
 
 KEPT: list[Any] = []
 """What C code holds a pointer to and Python must not free."""
+
+JOINED: list[str] = []
+"""How this process is called in what it says, once it has joined others. (Asking JAX could wait for a lost one.)"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,10 @@ def join(cluster: Cluster) -> int:
             bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
             f"coordinator is {cluster.coordinator}; give HOST:PORT, as in 10.0.0.1:1234",
         )
-    if not jax.distributed.is_initialized():
+    if not JOINED:
+        ranks = [os.environ[own] for count, (own, *_) in LAUNCHERS.items() if own in os.environ]
+        number = ranks[0] if cluster.process_id is None and ranks else cluster.process_id
+        JOINED.append("a process" if number is None else f"process {number}")
         say_when_aborted()
         try:
             jax.distributed.initialize(
@@ -122,30 +129,30 @@ def end(line: str, code: int) -> NoReturn:
 
     Several processes leave without the farewell that JAX would wait for: another may be lost, or waiting for this one.
     """
-    if not jax.distributed.is_initialized():
+    if not JOINED:
         print(line, file=sys.stderr)
         sys.exit(code)
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-        os.write(2, f"process {number_of_this()}: {line}\n".encode())
-    if number_of_this() == 0 and code == 2:
-        time.sleep(1)  # bad input is found by all: with process 0, the others would be gone before they can say so
+        os.write(2, f"{JOINED[0]}: {line}\n".encode())
+    if code == 2:
+        time.sleep(1)  # bad input is found by all: without process 0, the others would be gone before they can say so
     os._exit(code)
 
 
-def number_of_this() -> int:
-    """This process's number, also while the others are lost."""
-    return jax.process_index() if jax.distributed.is_initialized() else 0
+def is_loss(error: Exception) -> bool:
+    """Whether an error is how the loss of another process shows."""
+    signs = ("Gloo", "NCCL", "UNAVAILABLE", "onnection", "DEADLINE_EXCEEDED")
+    return bool(JOINED) and any(sign in str(error) for sign in signs)
 
 
 def explain(error: Exception) -> str:
     """One line on an error that came while several processes ran; its traceback first if it is no lost connection."""
-    text = " ".join(str(error).split())
-    if not any(sign in text for sign in ("Gloo", "NCCL", "UNAVAILABLE", "onnection", "DEADLINE_EXCEEDED")):
+    if not is_loss(error):
         traceback.print_exception(error)
         return "error: this process failed (see above), which ends the others too"
     return (
-        f"error: another process of this run is lost ({text[:160]}); "
+        f"error: another process of this run is lost ({' '.join(str(error).split())[:160]}); "
         "where there is a checkpoint, --resume goes on from it"
     )
 

@@ -17,7 +17,7 @@ from shared.manifest import numbered_steps
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, losses
 
 ROOT = Path(__file__).parent.parent
-STEPS = 400
+STEPS = 300
 
 
 def start(
@@ -57,7 +57,7 @@ def test_kill_9_at_many_moments_loses_no_committed_step(tmp_path: Path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     random = np.random.default_rng(0)
     newest, kills = 0, 0
-    while newest < STEPS - 100 and kills < 8:
+    while newest < STEPS - 60 and kills < 6:
         process = start(parts, "--resume")
         wait_for_step(parts, process, newest)
         before = numbered_steps(parts / "checkpoints")
