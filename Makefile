@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 RESULTS = results
 
-.PHONY: compare test bench lint requirements clean
+.PHONY: compare test bench processes lint requirements clean
 
 compare: $(VENV)/ready
 	$(RUN) -m bench compare $(ARGS)
@@ -17,6 +17,10 @@ test: $(VENV)/ready
 bench: $(VENV)/ready
 	mkdir -p $(RESULTS)
 	$(RUN) -m pytest bench --benchmark-json=$(RESULTS)/bench.json $(ARGS)
+
+# Times the step between two processes of this machine, with and without buckets and communication.
+processes: $(VENV)/ready
+	$(RUN) -m bench processes $(ARGS)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check

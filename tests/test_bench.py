@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -11,6 +14,7 @@ import pytest
 from bench import compare, proof
 from bench.compare import CompareCommand
 from bench.timing import Contestant, in_turns, ratio
+from tests.runs import COMPILED_ONCE
 from tests.small import small_config
 
 
@@ -99,3 +103,28 @@ def test_turns_are_taken_in_rotation():
 def test_a_ratio_is_the_median_of_ratios_within_rounds():
     """Noise that slows a whole round must not show."""
     assert ratio(np.array([2.0, 20.0, 3.0]), np.array([1.0, 10.0, 1.0])) == 2
+
+
+def test_processes_end_to_end(tmp_path: Path):
+    """Two processes that this starts itself: buckets send fewer arrays and as many bytes, and change no loss."""
+    small = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "16", "--window", "16", "--rounds", "1"]
+    path = tmp_path / "processes.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "processes", *small, "--json", str(path)],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, **COMPILED_ONCE},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 cpu devices in 2 processes" in done.stdout
+    rows = {row["step"]: row for row in json.loads(path.read_text())["rows"]}
+    assert {name: row["arrays"] for name, row in rows.items()} == {
+        "auto": 23, "explicit, in buckets": 1, "explicit, leaf by leaf": 23, "explicit, sending nothing": 0,
+    }  # fmt: skip
+    sent = {row["bytes"] for name, row in rows.items() if name != "explicit, sending nothing"}
+    assert len(sent) == 1
+    losses = [row["loss"] for name, row in rows.items() if name != "explicit, sending nothing"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+    assert rows["explicit, sending nothing"]["over_sending_nothing"] == 1
