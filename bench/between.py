@@ -7,6 +7,7 @@ with its collectives made local. On a machine by itself this starts the processe
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ def run(command: ProcessesCommand, arguments: Sequence[str] | None = None) -> in
     if not by_hand and not command.cluster.distributed and processes.launched_processes() == 1:
         started = start(["bench", *(sys.argv[1:] if arguments is None else arguments)], command.cluster.processes or 2)
         ended = finish(started, timeout=600)
-        print(ended[0].stdout, end="")
+        print(re.sub(r"\[Gloo\].*\n", "", ended[0].stdout), end="")
         failed = [process for process in ended if process.returncode]
         if failed:
             raise InputError(failed[0].stderr.strip())

@@ -1,6 +1,7 @@
 """The commands and programs in the README run, here or in CI, and the programs print what the README says."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_there_is_something_to_test():
     assert len(PROGRAMS) == 3
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 13
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
@@ -46,7 +47,7 @@ def test_the_diffs_are_short(command: str):
 def test_the_training_commands_print_the_same_losses(tmp_path: Path):
     printed = []
     for command in COMMANDS:
-        if command.startswith(".venv"):
+        if " train --steps 20" in command:
             _, *arguments = command.replace("metrics.jsonl", str(tmp_path / "metrics.jsonl")).split()
             done = run(sys.executable, *arguments)
             assert done.returncode == 0, done.stderr
@@ -55,6 +56,22 @@ def test_the_training_commands_print_the_same_losses(tmp_path: Path):
     assert len(printed[0]) == 12
     assert printed[0] == printed[1]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 22  # the run, 20 steps, an evaluation
+
+
+def test_the_commands_on_checkpoints(tmp_path: Path):
+    """In their order: train, inspect what was saved, generate from it, and save and restore once more."""
+    printed = []
+    for command in COMMANDS:
+        if command.startswith(".venv") and " train --steps 20" not in command:
+            _, *arguments = shlex.split(command)
+            folder = str(tmp_path / "checkpoints")
+            done = run(sys.executable, *(folder if word == "checkpoints" else word for word in arguments))
+            assert done.returncode == 0, done.stderr
+            printed.append(done.stdout)
+    _, inspected, generated, roundtrip = printed
+    assert [line.split()[0] for line in inspected.splitlines()[1:4]] == ["10", "20", "30"]
+    assert generated.startswith("The class ")
+    assert "equal, bit for bit" in roundtrip
 
 
 def test_the_explicit_step_is_quoted_as_it_stands():
