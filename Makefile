@@ -5,13 +5,17 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 RESULTS = results
 
-.PHONY: compare test bench processes lint requirements clean
+.PHONY: compare test test-slow bench processes lint requirements clean
 
 compare: $(VENV)/ready
 	$(RUN) -m bench compare $(ARGS)
 
 test: $(VENV)/ready
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -m "not slow" $(ARGS)
+
+# Runs in several processes, killed and stopped ones, and a Slurm if one is installed.
+test-slow: $(VENV)/ready
+	$(RUN) -m pytest -m slow $(ARGS)
 
 # Times the default step of both twins on every number of devices, and keeps the figures.
 bench: $(VENV)/ready

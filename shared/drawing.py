@@ -63,9 +63,9 @@ def draw(array: Any) -> RenderableType:
         if chosen:
             drawn.append("  " + "; ".join(f"dim {dimension}, {span(end)}" for dimension, end in chosen.items()))
         grid = Table(box=box.ASCII2, show_lines=True)
-        grid.add_column("" if down is None else f"dim {down} \\ {across}")
+        grid.add_column(f"dim {across}" if down is None else f"dim {down} \\ {across}")
         for column in ranges(across):
-            grid.add_column(f"dim {across}, {span(column)}" if down is None else span(column))
+            grid.add_column(span(column))
         for row in ranges(down):
             cells = (devices({**chosen, down: row, across: column}) for column in ranges(across))
             grid.add_row("device" if down is None else span(row), *cells)

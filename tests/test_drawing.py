@@ -25,11 +25,11 @@ def printed(shape: tuple[int, ...], spec: P) -> list[str]:
 DRAWINGS = {
     "scalar": ((), P(), ["whole on every device (0-7)"]),
     "replicated": ((4, 4), P(), ["whole on every device (0-7)"]),
-    "rank 1": ((8,), P("c"), ["dim 0, 0:4 dim 0, 4:8", "device 0, 2, 4, 6 1, 3, 5, 7"]),
+    "rank 1": ((8,), P("c"), ["dim 0 0:4 4:8", "device 0, 2, 4, 6 1, 3, 5, 7"]),
     "rank 2, two axes in one dimension": (
         (4, 8),
         P(None, ("a", "b")),
-        ["dim 1, 0:2 dim 1, 2:4 dim 1, 4:6 dim 1, 6:8", "device 0-1 2-3 4-5 6-7"],
+        ["dim 1 0:2 2:4 4:6 6:8", "device 0-1 2-3 4-5 6-7"],
     ),
     "rank 4": ((2, 4, 6, 4), P(None, "a", None, "b"), ["dim 1 \\ 3 0:2 2:4", "0:2 0-1 2-3", "2:4 4-5 6-7"]),
     "rank 3, all split": (
@@ -68,7 +68,7 @@ def test_placement_of_a_run():
     for part in (
         "a mesh of {'data': 4}",
         "batch: 4 arrays, 200 bytes on each device, as tokens [8, 8]",
-        "dim 0, 2:4",
+        "2:4",
         "parameters: 21 arrays",
         "optimizer state: 44 arrays",
         "whole on every device (0-3)",

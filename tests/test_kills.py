@@ -16,6 +16,7 @@ from shared.checkpoint import verify
 from shared.manifest import numbered_steps
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, losses
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 STEPS = 300
 

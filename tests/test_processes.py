@@ -21,6 +21,7 @@ from shared.manifest import numbered_steps
 from shared.processes import Cluster, join, launched_processes
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, TWINS, losses, train
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 120
 NAMES = list(TWINS)

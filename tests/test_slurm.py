@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 JOBS = ROOT / "docs" / "clusters"
 pytestmark = [
     pytest.mark.slurm,
+    pytest.mark.slow,
     pytest.mark.skipif(not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))), reason="Slurm is not installed"),
 ]
 
