@@ -33,7 +33,7 @@ class InspectCommand:
 
 def run_inspect(build: Callable[..., Twin], program: str, command: InspectCommand) -> int:
     """Print the list; returns the exit code: 0 if every step verifies, 1 if one does not."""
-    from shared.checkpoint import verify
+    from shared.restoring import verify
 
     folder = command.checkpoint_dir
     steps = numbered_steps(folder)
@@ -72,7 +72,8 @@ class RoundtripCommand:
 
 def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCommand) -> int:
     """Do it and print what was found; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
-    from shared.checkpoint import Writer, restore_newest
+    from shared.checkpoint import Writer
+    from shared.restoring import restore_newest
 
     config = command.config
     dataset = Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)

@@ -50,7 +50,7 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
     """Print the prompt and its continuations."""
     check(command.samples >= 1, f"samples is {command.samples}; give at least 1")
     check_choice(command.tokens, command.temperature, command.top_k, command.seed)
-    from shared.checkpoint import restore_newest
+    from shared.restoring import restore_newest
 
     folder = command.checkpoint_dir
     steps = numbered_steps(folder)

@@ -120,7 +120,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
             writer.save(done, state)
             writer.wait()
         if profile:
-            console.print(profile.report)
+            console.print(profile.report or "no profile: the run ended before the steps that were to be traced")
     if signals.received:
         saved = ", which is saved; the same command with --resume goes on from there" if writer else ""
         console.print(f"stopped by {signals.received.name} after step {done}{saved}")
@@ -163,7 +163,7 @@ def resumed(command: TrainCommand, twin: Twin, asked: Manifest, notes: list[str]
 
     Raises ValueError if checkpoints are there and --resume was not given, or if they do not fit or none is good.
     """
-    from shared.checkpoint import restore_newest, set_aside
+    from shared.restoring import restore_newest, set_aside
 
     folder = command.checkpoint_dir
     assert folder is not None

@@ -1,70 +1,22 @@
 """Checkpoints: a run goes on as if it had never stopped, and nothing is restored that was not saved."""
 
 import dataclasses
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from shared.checkpoint import Writer, restore, restore_newest, verify
+from shared.checkpoint import Writer
 from shared.cli import main
-from shared.config import Config
-from shared.data import Dataset
-from shared.manifest import Manifest, describe_text, flat, misfits, numbered_steps
-from shared.placement import make_mesh
-from shared.state import TrainState, live_model
-from shared.tree import named_leaves
-from shared.twin import Twin
+from shared.manifest import Manifest, flat, misfits, numbered_steps
+from shared.restoring import restore, verify
+from shared.state import live_model
+from tests.checkpoints import arrays, assert_same, build, dataset, newest, save_steps
 from tests.runs import TEXT, TWINS, losses, train
 from tests.small import small_config
 
 NAMES = list(TWINS)
-
-
-def build(name: str, devices: int, config: Config | None = None) -> Twin:
-    config = config or small_config()
-    return TWINS[name](config, make_mesh(config.strategy, devices))
-
-
-def dataset(config: Config) -> Dataset:
-    return Dataset(np.frombuffer(TEXT, np.uint8), config.model.window, config.batch, config.seed)
-
-
-def save_steps(folder: Path, twin: Twin, steps: int, keep: int = 9) -> list[dict[str, np.ndarray]]:
-    """Train so many steps and save after each; returns copies of the states' arrays as they were when saved."""
-    config = twin.plan.config
-    batches, state = dataset(config), twin.init(jax.random.key(0))
-    kept = []
-    with Writer(folder, keep, Manifest(0, config, describe_text(batches), "a test", {})) as writer:
-        for done in range(1, steps + 1):
-            state, _ = twin.train_step(state, twin.place_batch(batches(done - 1)))
-            writer.save(done, state)
-            kept.append(arrays(state))
-            state, _ = twin.train_step(state, twin.place_batch(batches(99)))  # the saved arrays are donated at once
-    return kept
-
-
-def arrays(state: TrainState) -> dict[str, np.ndarray]:
-    plain = dataclasses.replace(state, key=jax.random.key_data(state.key))
-    return {name: np.array(leaf) for name, leaf in named_leaves(plain).items()}
-
-
-def newest(folder: Path, twin: Twin, warn: Callable[[str], None] = pytest.fail) -> tuple[TrainState, int]:
-    """The newest good state and its step."""
-    found = restore_newest(folder, twin, warn)
-    assert found is not None
-    return found[0], found[1].step
-
-
-def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name, strict=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -180,110 +132,6 @@ def test_how_a_step_is_computed_may_change():
     assert misfits(Manifest(1, constant, "text, 9 bytes", "a test", {}), longer, "text, 9 bytes") == []
 
 
-def data_files(step: Path) -> list[Path]:
-    """The files with the arrays' bytes, the largest first."""
-    return sorted((step / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda path: -path.stat().st_size)
-
-
-def flip(path: Path, *places: float) -> None:
-    """Flip a bit at these places, as shares of the file."""
-    data = bytearray(path.read_bytes())
-    for place in places:
-        data[int(place * len(data))] ^= 4
-    path.write_bytes(data)
-
-
-def cast_to_float64(step: Path) -> None:
-    """The same arrays, written anew by Orbax with one of another type."""
-    handler = ocp.PyTreeCheckpointer()
-    tree = handler.restore(step / "state")
-    tree["params.output.kernel"] = np.asarray(tree["params.output.kernel"], np.float16)
-    shutil.rmtree(step / "state")
-    handler.save(step / "state", tree)
-
-
-def edit_manifest(step: Path) -> None:
-    """Another learning rate, in a file that is still good JSON."""
-    path = step / "manifest" / "metadata"
-    data = json.loads(path.read_text())
-    data["config"]["optimizer"]["learning_rate"] = 1.0
-    path.write_text(json.dumps(data))
-
-
-def halve(step: Path) -> None:
-    """As after a kill during the removal of an old step."""
-    for number, path in enumerate(sorted(path for path in step.rglob("*") if path.is_file())):
-        if number % 2:
-            path.unlink()
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "flipped bit in the middle of the data": lambda step: flip(data_files(step)[0], 0.5),
-    "flipped bit near its beginning": lambda step: flip(data_files(step)[0], 0.1),
-    "truncated file": lambda step: data_files(step)[0].write_bytes(data_files(step)[0].read_bytes()[:1000]),
-    "missing file": lambda step: data_files(step)[0].unlink(),
-    "missing manifest": lambda step: (step / "manifest" / "metadata").unlink(),
-    "edited manifest": edit_manifest,
-    "truncated manifest": lambda step: (step / "manifest" / "metadata").write_text('{"format": 1, "st'),
-    "flipped bit in the manifest": lambda step: flip(step / "manifest" / "metadata", 0.5),
-    "wrong type": cast_to_float64,
-    "another step's arrays": lambda step: [
-        shutil.rmtree(step / "state"),
-        shutil.copytree(step.parent / "1" / "state", step / "state"),
-    ],
-    "empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
-    "half of the files": halve,
-}
-
-
-@pytest.fixture(scope="module")
-def two_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Twin, list[dict[str, np.ndarray]]]:
-    folder = tmp_path_factory.mktemp("two_steps")
-    twin = build("auto_sharding", 2)
-    return folder, twin, save_steps(folder, twin, 2)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_leads_to_the_previous_good_step(
-    damage: str, two_steps: tuple[Path, Twin, list[dict[str, np.ndarray]]], tmp_path: Path
-):
-    """With a warning that names the step and the reason; and to one error where no step is good."""
-    original, twin, kept = two_steps
-    folder = tmp_path / "copy"
-    shutil.copytree(original, folder)
-    DAMAGES[damage](folder / "2")
-    assert verify(folder, 2).problem
-    warnings: list[str] = []
-    state, step = newest(folder, twin, warnings.append)
-    assert step == 1
-    assert_same(arrays(state), kept[0])
-    assert len(warnings) == 1
-    assert warnings[0].startswith("warning: passing over step 2: ")
-    assert len(warnings[0]) > len("warning: passing over step 2: ") + 10
-    assert "\n" not in warnings[0]
-    shutil.rmtree(folder / "1")
-    with pytest.raises(ValueError, match=r"no step in .* can be restored \(step 2: "):
-        newest(folder, twin, warnings.append)
-
-
-def test_a_run_saves_a_damaged_step_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert train(tmp_path, "--steps", 6, "--devices", 2, "--checkpoint-every", 2, "--keep", 9) == 0
-    before = losses(tmp_path)
-    folder = tmp_path / "checkpoints"
-    for step in ("4", "6"):
-        flip(data_files(folder / step)[0], 0.1, 0.3, 0.5, 0.7)
-    (folder / "7.orbax-checkpoint-tmp").mkdir()  # what a kill in the middle of a save leaves
-    assert train(tmp_path, "--steps", 6, "--devices", 2, "--checkpoint-every", 2, "--keep", 9, "--resume") == 0
-    printed = capsys.readouterr().out
-    assert "warning: passing over step 6: " in printed
-    assert "warning: passing over step 4: " in printed
-    assert "going on from step 2" in printed
-    np.testing.assert_array_equal(losses(tmp_path), before)
-    assert numbered_steps(folder) == [6, 4, 2]
-    assert all(not verify(folder, step).problem for step in (2, 4, 6))
-    assert len(list((folder / "damaged").iterdir())) == 2  # moved, not removed
-
-
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path):
     """With --keep 1 it would push out the last good one."""
     twin = build("auto_sharding", 2)
@@ -303,17 +151,3 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write checkpoints to .*file.*; give --checkpoint-dir a folder"):
         Writer(tmp_path / "file" / "below", 1, Manifest(0, small_config(), "text, 9 bytes", "a test", {}))
-
-
-def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    save_steps(tmp_path, build("explicit_shardmap", 2), 2)
-    main(TWINS["auto_sharding"], "auto_sharding", ["inspect", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines()[1:3]] == ["1", "2"]
-    assert [line.split()[-1] for line in printed.splitlines()[1:3]] == ["yes", "yes"]
-    assert "configuration of step 1, 2:\nmodel.layers=2, model.width=16" in printed
-    flip(data_files(tmp_path / "2")[0], 0.5)
-    with pytest.raises(SystemExit) as ended:
-        main(TWINS["auto_sharding"], "auto_sharding", ["inspect", str(tmp_path)])
-    assert ended.value.code == 1
-    assert "NO: " in capsys.readouterr().out.splitlines()[2]

@@ -131,3 +131,14 @@ def test_placing_a_state_copies():
     for leaf in jax.tree.leaves(copy):
         leaf.delete()
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+
+
+@given(*SIZES, st.integers(0, 8), st.integers(0, 8))
+def test_some_rows_of_a_batch_are_those_rows(window: int, batch: int, extra: int, seed: int, first: int, more: int):
+    """What one of several processes reads: its own rows of the batch that one process would read, and no others."""
+    dataset = make(window, batch, extra, seed)
+    rows = slice(min(first, batch - 1), min(first + more + 1, batch))
+    whole, part = dataset(3), dataset(3, rows)
+    assert len(part.rows) == rows.stop - rows.start
+    for expected, found in zip(jax.tree.leaves(whole), jax.tree.leaves(part), strict=True):
+        np.testing.assert_array_equal(found, expected[rows])

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shared.checkpoint import verify
 from shared.manifest import numbered_steps
+from shared.restoring import verify
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, losses
 
 pytestmark = pytest.mark.slow

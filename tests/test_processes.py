@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from bench.launch import finish, free_port, start
-from shared.checkpoint import verify
 from shared.cli import COMMANDS, parse
 from shared.manifest import numbered_steps
 from shared.processes import Cluster, join, launched_processes
+from shared.restoring import verify
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, TWINS, losses, train
 
 pytestmark = pytest.mark.slow
@@ -206,3 +206,32 @@ def test_the_kubernetes_job_is_whole():
     arguments = [argument.replace("$(JOB_COMPLETION_INDEX)", "3") for argument in container["args"]]
     command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, program, [name, *arguments])
     assert (command.cluster.process_id, command.resume) == (3, True)
+
+
+def test_each_process_reads_only_its_rows():
+    script = (
+        "import sys, auto_sharding\n"
+        "from shared import runtime\n"
+        "from shared.placement import make_mesh\n"
+        "from shared.processes import Cluster\n"
+        "from tests.small import small_config\n"
+        "_, devices = runtime.start_all(Cluster(sys.argv[2], int(sys.argv[4]), int(sys.argv[6])), 4)\n"
+        "rows = auto_sharding.build(small_config(), make_mesh('data_parallel', devices)).plan.layout.local_rows(8)\n"
+        "print('rows', rows.start, rows.stop)\n"
+    )
+    coordinator = f"127.0.0.1:{free_port()}"
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-c", script, "--coordinator", coordinator),
+                *("--processes", "2", "--process-id", str(number)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    ended = finish(started, LIMIT_S)
+    assert [process.stdout.splitlines()[-1:] for process in ended] == [["rows 0 4"], ["rows 4 8"]], ended
