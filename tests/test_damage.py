@@ -30,11 +30,11 @@ def flip(path: Path, *places: float) -> None:
     path.write_bytes(data)
 
 
-def cast_to_float64(step: Path) -> None:
-    """The same arrays, written anew by Orbax with one of another type."""
+def rewrite(step: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """The same arrays, written anew by Orbax with one of them changed."""
     handler = ocp.PyTreeCheckpointer()
     tree = handler.restore(step / "state")
-    tree["params.output.kernel"] = np.asarray(tree["params.output.kernel"], np.float16)
+    tree["params.output.kernel"] = change(np.asarray(tree["params.output.kernel"]))
     shutil.rmtree(step / "state")
     handler.save(step / "state", tree)
 
@@ -63,7 +63,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "edited manifest": edit_manifest,
     "truncated manifest": lambda step: (step / "manifest" / "metadata").write_text('{"format": 1, "st'),
     "flipped bit in the manifest": lambda step: flip(step / "manifest" / "metadata", 0.5),
-    "wrong type": cast_to_float64,
+    "wrong type": lambda step: rewrite(step, lambda array: array.astype(np.float16)),
+    "wrong type with the same bits": lambda step: rewrite(step, lambda array: array.view(np.int32)),
+    "wrong shape with the same bits": lambda step: rewrite(step, lambda array: array.reshape(-1)),
     "another step's arrays": lambda step: [
         shutil.rmtree(step / "state"),
         shutil.copytree(step.parent / "1" / "state", step / "state"),
