@@ -17,7 +17,7 @@ from shared.config import Config, check, validate
 from shared.corpus import CORPORA, read_corpus, read_file, split
 from shared.data import Dataset
 from shared.drawing import draw_placement
-from shared.manifest import Manifest, describe_text, misfits, numbered_steps
+from shared.manifest import Manifest, describe_text, flat, misfits, numbered_steps
 from shared.placement import find_strategy, make_mesh
 from shared.processes import Cluster, StopSignals
 from shared.profiling import Profile
@@ -74,6 +74,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
     check_flags(command)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = runtime.start_all(command.cluster, command.devices, float64=float64)
+    check_agreement(command, dataset)
     twin = build(config, make_mesh(config.strategy, devices))
     console = Console(highlight=False, soft_wrap=True, quiet=not processes.is_first())
     manifest = Manifest(0, config, describe_text(dataset), f"{program} on {dict(twin.mesh.shape)}", {})
@@ -156,6 +157,18 @@ def check_flags(command: TrainCommand) -> None:
         command.profile is None or command.config.steps >= needed,
         f"steps is {command.config.steps}; --profile needs at least {needed}",
     )
+
+
+def check_agreement(command: TrainCommand, dataset: Dataset) -> None:
+    """Raise ValueError, in all processes, if one was given another run than process 0: they would wait for ever."""
+    own = ("config", "cluster", "data", "corpus", "cache_dir", "metrics")
+    mine: dict[str, Any] = {**flat(command.config), "training text": describe_text(dataset)}
+    mine.update({name: str(value) for name, value in vars(command).items() if name not in own})
+    first = processes.from_first(mine)
+    differing = [f"{name} ({mine[name]}, in process 0 {first[name]})" for name in mine if mine[name] != first[name]]
+    problem = f"processes differ in {'; '.join(differing)}; give all the same" if differing else ""
+    problem = processes.first_problem(problem)
+    check(not problem, problem)
 
 
 def resumed(command: TrainCommand, twin: Twin, asked: Manifest, notes: list[str]) -> tuple[TrainState | None, int]:

@@ -147,6 +147,30 @@ def test_bad_input_is_told_by_every_process(tmp_path: Path):
         assert "Traceback" not in process.stderr
 
 
+def test_processes_with_different_flags_are_told_so(tmp_path: Path):
+    """They would compute different steps, or wait for one another for ever."""
+    (tmp_path / "text").write_bytes(TEXT)
+    coordinator = f"127.0.0.1:{free_port()}"
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "auto_sharding", "train", *SMALL, "--data", str(tmp_path / "text")),
+                *("--coordinator", coordinator, "--processes", "2", "--process-id", str(number)),
+                *("--seed", str(number), "--checkpoint-every", str(5 + number)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    for process in finish(started, LIMIT_S):
+        assert process.returncode == 2, process.stderr
+        expected = "error: processes differ in seed (1, in process 0 0); checkpoint_every (6, in process 0 5)"
+        assert expected in process.stderr
+
+
 ERRORS = {
     Cluster(processes=2): "--coordinator, --processes and --process-id go together; give all three or none",
     Cluster("localhost:1", 2): "go together",
