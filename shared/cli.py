@@ -4,7 +4,9 @@ Its flags are the fields of the commands' dataclasses and of those in shared/con
 """
 
 import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -70,6 +72,9 @@ def one_line_errors() -> Generator[None]:
         processes.end(f"error: {error}", 2)
     except KeyboardInterrupt:
         processes.end("interrupted", 130)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except Exception as error:
         if isinstance(error, OSError) and not processes.is_loss(error):
             processes.end(f"error: {' '.join(str(error).split())}; is there space, and leave to write?", 2)

@@ -96,7 +96,8 @@ def numbered_steps(directory: Path) -> list[int]:
     """The steps that have a folder in the directory, newest first; empty if there is no directory."""
     if not directory.is_dir():
         return []
-    return sorted((int(path.name) for path in directory.iterdir() if path.name.isdecimal()), reverse=True)
+    names = (path.name for path in directory.iterdir() if path.is_dir())
+    return sorted((int(name) for name in names if name.isdecimal() and name == str(int(name))), reverse=True)
 
 
 def misfits(manifest: Manifest, config: Config, text: str) -> list[str]:

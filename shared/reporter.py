@@ -11,20 +11,25 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from shared.config import InputError
+from shared.config import InputError, check
 from shared.training import Record
 
 
 def open_output(path: Path, flag: str, *, append: bool = False) -> TextIO:
     """A file to write to, for opening before any long work. Raises InputError naming the flag that gave the path.
 
-    append: keep the lines that are there, but for a last one that a killed run left unfinished.
+    A file that holds anything but lines of JSON is not overwritten: it is another one than was meant. append: keep the
+    lines that are there, but for a last one that a killed run left unfinished.
     """
     try:
-        file = path.open("a+" if append else "w")
-        file.seek(0)
-        if append:
-            file.truncate(file.read().rfind("\n") + 1)
+        there = path.read_bytes() if path.is_file() else b""
+        check(
+            not there or there.startswith(b"{"),
+            f"{path} holds something else than JSON, which {flag} would overwrite; give {flag} another path",
+        )
+        file = path.open("a" if append else "w")
+        if append and there:
+            file.truncate(there.rfind(b"\n") + 1)
         return file
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; give {flag} a path in a folder that exists") from None

@@ -82,9 +82,10 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
     state, done = resumed(command, twin, manifest, notes) if folder else (None, 0)
 
     with ExitStack() as stack:
+        profile = Profile(command.profile, done + 3, done + 2 + PROFILED) if command.profile else None
+        writer = stack.enter_context(open_writer(folder, command.keep, manifest)) if folder else None
         kept = command.metrics if processes.is_first() else None
         file = stack.enter_context(open_output(kept, "--metrics", append=command.resume)) if kept else None
-        profile = Profile(command.profile, done + 3, done + 2 + PROFILED) if command.profile else None
         console.print(found.describe())
         console.print(
             f"{program}: {config.strategy} over {dict(twin.mesh.shape)}, "
@@ -98,7 +99,6 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
         if done >= config.steps:
             console.print(f"step {done} of {config.steps} is done already; nothing is left to train")
             return 0
-        writer = stack.enter_context(open_writer(folder, command.keep, manifest)) if folder else None
         reporter = Reporter(stack, console, file, done + 1, config.steps)
         reporter.write(head(program, command, found, twin, done))
         actions: list[Action] = profile.actions() if profile else []
@@ -151,7 +151,12 @@ def check_flags(command: TrainCommand) -> None:
     check(command.eval_every >= 0, f"eval_every is {command.eval_every}; give a number of steps, or 0")
     check(command.checkpoint_every >= 1, f"checkpoint_every is {command.checkpoint_every}; give at least 1 step")
     check(command.keep >= 1, f"keep is {command.keep}; give at least 1 checkpoint")
-    check(command.checkpoint_dir is not None or not command.resume, "--resume needs --checkpoint-dir DIR")
+    folder = command.checkpoint_dir
+    check(folder is not None or not command.resume, "--resume needs --checkpoint-dir DIR")
+    check(
+        folder is None or folder.is_dir() or not folder.exists(),
+        f"{folder} is a file; give --checkpoint-dir a folder to write to",
+    )
     needed = 2 + PROFILED
     check(
         command.profile is None or command.config.steps >= needed,
@@ -191,7 +196,8 @@ def resumed(command: TrainCommand, twin: Twin, asked: Manifest, notes: list[str]
         check(
             not differing,
             f"the checkpoint of step {saved.step} in {folder} does not fit: {'; '.join(differing)}; "
-            "give what was saved, or another --checkpoint-dir",
+            "give what was saved, or another --checkpoint-dir"
+            + (" (--steps is free with --schedule constant only)" if saved.config.steps != asked.config.steps else ""),
         )
 
     found = restore_newest(folder, twin, notes.append, fits)

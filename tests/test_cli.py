@@ -83,6 +83,14 @@ ERRORS = {
     "--learning-rate 0": "learning_rate is 0.0; give a positive number",
     "--validation 2": "validation is 2.0; give a share",
     "--metrics {missing}/metrics.jsonl": "give --metrics a path in a folder that exists",
+    "--checkpoint-dir {empty}": "is a file; give --checkpoint-dir a folder to write to",
+    "--data {short} --window 4 --batch 4 --devices 4 --metrics {short}": "holds something else than JSON",
+    "--resume": "--resume needs --checkpoint-dir DIR",
+    "--checkpoint-every 0": "checkpoint_every is 0; give at least 1 step",
+    "--keep 0": "keep is 0; give at least 1 checkpoint",
+    "--eval-every -1": "eval_every is -1; give a number of steps, or 0",
+    "--bucket-bytes -1": "bucket_bytes is -1; give a size in bytes",
+    "--processes 2": "--coordinator, --processes and --process-id go together",
     "--vocabulary 64": "vocabulary=64 is too small for bytes up to",
     "--layers four": "Error parsing --layers: invalid literal for int() with base 10: 'four'; see python -m",
     "--optimizer lion": "invalid choice 'lion' for argument '--optimizer'. Expected one of ('adamw', 'sgd').",
@@ -151,3 +159,10 @@ def test_a_text_too_short_to_validate_on_is_said_to_be(tmp_path: Path, capsys: p
         ["train", *SMALL, "--steps", "1", "--data", str(tmp_path / "text"), "--validation", "0.05"],
     )
     assert "no validation: the part of the text kept for it is no longer than a window" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_enough_ends_the_program_quietly():
+    command = f"{sys.executable} -m auto_sharding train --help | head -c 5; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert "space" not in done.stderr

@@ -135,3 +135,11 @@ def test_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         main(TWINS["auto_sharding"], "auto_sharding", ["inspect", str(tmp_path)])
     assert ended.value.code == 1
     assert "NO: " in capsys.readouterr().out.splitlines()[2]
+
+
+def test_other_names_are_no_steps(tmp_path: Path):
+    for name in ("25", "025", "25.orbax-checkpoint-tmp", "damaged"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "99").touch()
+    assert numbered_steps(tmp_path) == [25]
+    assert numbered_steps(tmp_path / "missing") == []

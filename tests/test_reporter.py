@@ -19,12 +19,17 @@ def test_a_line_that_a_kill_left_unfinished_is_dropped(tmp_path: Path):
         print('{"step": 2}', file=file)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2}\n'
     with open_output(path, "--metrics") as file:
-        print("new", file=file)
-    assert path.read_text() == "new\n"
-    for content in ("", "no end"):
+        print("{}", file=file)
+    assert path.read_text() == "{}\n"
+    for content in ("", '{"no end'):
         path.write_text(content)
         open_output(path, "--metrics", append=True).close()
         assert path.read_text() == ""
+    for append in (True, False):
+        path.write_bytes(b"\xff a text, given by mistake")
+        with pytest.raises(ValueError, match="holds something else than JSON, which --metrics would overwrite"):
+            open_output(path, "--metrics", append=append)
+        assert path.read_bytes() == b"\xff a text, given by mistake"
     open_output(tmp_path / "other", "--metrics", append=True).close()
     with pytest.raises(ValueError, match=r"cannot write .*; give --metrics a path in a folder that exists"):
         open_output(tmp_path / "missing" / "metrics", "--metrics", append=True)
