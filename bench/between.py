@@ -47,7 +47,9 @@ def run(command: ProcessesCommand, arguments: Sequence[str] | None = None) -> in
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     by_hand = command.cluster.coordinator is not None
     if not by_hand and not command.cluster.distributed and processes.launched_processes() == 1:
-        started = start(["bench", *(sys.argv[1:] if arguments is None else arguments)], command.cluster.processes or 2)
+        started = start(
+            ["-m", "bench", *(sys.argv[1:] if arguments is None else arguments)], command.cluster.processes or 2
+        )
         ended = finish(started, timeout=600)
         print(re.sub(r"\[Gloo\].*\n", "", ended[0].stdout), end="")
         failed = [process for process in ended if process.returncode]

@@ -5,14 +5,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
 
-def start(arguments: Sequence[str], processes: int, **environment: str) -> list[subprocess.Popen[str]]:
-    """`python -m` with these arguments in each of so many processes, which find each other on loopback.
+def start(
+    arguments: Sequence[str],
+    processes: int,
+    each: Callable[[int], Sequence[str]] = lambda number: (),
+    **environment: str,
+) -> list[subprocess.Popen[str]]:
+    """`python` with these arguments, and what `each` adds, in so many processes, which find each other on loopback.
 
     Each computes with as many threads as are its share of the cores, so that they do not wait for one another's. (They
     are not bound to cores: gloo has a thread of its own, which one core would run in turns with the step's.)
@@ -22,7 +27,7 @@ def start(arguments: Sequence[str], processes: int, **environment: str) -> list[
     return [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", *arguments),
+                *(sys.executable, *arguments, *each(number)),
                 *("--coordinator", coordinator, "--processes", str(processes), "--process-id", str(number)),
             ],
             cwd=ROOT,

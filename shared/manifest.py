@@ -78,8 +78,10 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.from_json(json.loads(file.read_text()))
     except OSError as error:
         raise InputError(f"its manifest cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(error if isinstance(error, InputError) else "its manifest is not whole") from None
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError):
+        raise InputError("its manifest is not whole") from None
 
 
 def content_hash(content: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Real processes on loopback over gloo: the same run as in one process, and an end that is clear when one is lost."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,12 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from bench.launch import finish, free_port, start
-from shared.cli import COMMANDS, parse
 from shared.manifest import numbered_steps
-from shared.processes import Cluster, join, launched_processes
 from shared.restoring import verify
 from tests.runs import COMPILED_ONCE, SMALL, TEXT, TWINS, losses, train
 
@@ -35,7 +31,7 @@ def start_run(
     (folder / "text").write_bytes(TEXT)
     fixed = ["train", *SMALL, "--dropout", "0.1", "--validation", "0", "--data", folder / "text", "--devices", devices]
     kept = ["--metrics", folder / "metrics.jsonl", "--checkpoint-dir", folder / "checkpoints"]
-    return start([twin, *map(str, [*fixed, *kept, *options])], processes, **COMPILED_ONCE)
+    return start(["-m", twin, *map(str, [*fixed, *kept, *options])], processes, **COMPILED_ONCE)
 
 
 def run(folder: Path, processes: int, devices: int, *options: object, twin: str) -> list[str]:
@@ -150,54 +146,15 @@ def test_bad_input_is_told_by_every_process(tmp_path: Path):
 def test_processes_with_different_flags_are_told_so(tmp_path: Path):
     """They would compute different steps, or wait for one another for ever."""
     (tmp_path / "text").write_bytes(TEXT)
-    coordinator = f"127.0.0.1:{free_port()}"
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "auto_sharding", "train", *SMALL, "--data", str(tmp_path / "text")),
-                *("--coordinator", coordinator, "--processes", "2", "--process-id", str(number)),
-                *("--seed", str(number), "--checkpoint-every", str(5 + number)),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
+    started = start(
+        ["-m", "auto_sharding", "train", *SMALL, "--data", str(tmp_path / "text")],
+        processes=2,
+        each=lambda number: ["--seed", str(number), "--checkpoint-every", str(5 + number)],
+    )
     for process in finish(started, LIMIT_S):
         assert process.returncode == 2, process.stderr
         expected = "error: processes differ in seed (1, in process 0 0); checkpoint_every (6, in process 0 5)"
         assert expected in process.stderr
-
-
-ERRORS = {
-    Cluster(processes=2): "--coordinator, --processes and --process-id go together; give all three or none",
-    Cluster("localhost:1", 2): "go together",
-    Cluster("localhost:1", 2, 2): "process_id is 2; give a number from 0 to 1",
-    Cluster("localhost:1", 0, 0): "processes is 0; give at least 1",
-    Cluster("localhost", 2, 0): "coordinator is localhost; give HOST:PORT",
-    Cluster("localhost:x", 2, 0): "coordinator is localhost:x; give HOST:PORT",
-    Cluster(heartbeat=0): "heartbeat is 0; give at least 1 second",
-}
-
-
-@pytest.mark.parametrize("cluster", ERRORS)
-def test_flags_that_cannot_work(cluster: Cluster):
-    with pytest.raises(ValueError, match=ERRORS[cluster]):
-        join(cluster)
-
-
-def test_launchers_are_noticed(monkeypatch: pytest.MonkeyPatch):
-    for name in list(os.environ):
-        if name.startswith(("SLURM", "OMPI")):
-            monkeypatch.delenv(name)
-    assert launched_processes() == 1
-    monkeypatch.setenv("SLURM_NTASKS", "4")  # as `salloc` leaves it in a shell that no `srun` started
-    assert launched_processes() == 1
-    for name in ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID"):
-        monkeypatch.setenv(name, "0")
-    assert launched_processes() == 4
 
 
 def test_generation_is_the_same_in_two_processes(tmp_path: Path):
@@ -206,30 +163,12 @@ def test_generation_is_the_same_in_two_processes(tmp_path: Path):
     command = ["generate", "--checkpoint-dir", str(tmp_path / "checkpoints"), "--tokens", "12", "--samples", "2"]
     printed = []
     for processes in (1, 2):
-        started = start(["auto_sharding", *command, "--devices", "2"], processes, **COMPILED_ONCE)
+        started = start(["-m", "auto_sharding", *command, "--devices", "2"], processes, **COMPILED_ONCE)
         ended = finish(started, LIMIT_S)
         assert all(process.returncode == 0 for process in ended), [process.stderr for process in ended]
         printed.append([re.sub(r"\[Gloo\].*\n", "", process.stdout) for process in ended])
     assert printed[0] == printed[1][:1]
     assert printed[1][1] == ""
-
-
-def test_the_kubernetes_job_is_whole():
-    """As far as can be told without a cluster: it parses, its counts agree, and its flags are ones that `train` has."""
-    service, job = yaml.safe_load_all((ROOT / "docs" / "clusters" / "job.yaml").read_text())
-    spec, pod = job["spec"], job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    flags = dict(argument.split("=", 1) if "=" in argument else (argument, "") for argument in container["args"])
-    assert spec["completions"] == spec["parallelism"] == int(flags["--processes"])
-    assert spec["completionMode"] == "Indexed"
-    assert flags["--coordinator"].split(":")[0] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    *_, program, name = container["command"]
-    assert (program, name) == ("explicit_shardmap", "train")
-    arguments = [argument.replace("$(JOB_COMPLETION_INDEX)", "3") for argument in container["args"]]
-    command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, program, [name, *arguments])
-    assert (command.cluster.process_id, command.resume) == (3, True)
 
 
 def test_each_process_reads_only_its_rows():
@@ -243,19 +182,6 @@ def test_each_process_reads_only_its_rows():
         "rows = auto_sharding.build(small_config(), make_mesh('data_parallel', devices)).plan.layout.local_rows(8)\n"
         "print('rows', rows.start, rows.stop)\n"
     )
-    coordinator = f"127.0.0.1:{free_port()}"
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-c", script, "--coordinator", coordinator),
-                *("--processes", "2", "--process-id", str(number)),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
+    started = start(["-c", script], processes=2)
     ended = finish(started, LIMIT_S)
     assert [process.stdout.splitlines()[-1:] for process in ended] == [["rows 0 4"], ["rows 4 8"]], ended
