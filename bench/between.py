@@ -42,14 +42,12 @@ class ProcessesCommand:
     """File for all that was found, as JSON."""
 
 
-def run(command: ProcessesCommand, arguments: Sequence[str] | None = None) -> int:
-    """Start two processes that measure, or be one of several; print the table and return the exit code."""
+def run(command: ProcessesCommand) -> int:
+    """Start two processes (or --processes) that measure, or be one of several; print the table and return the exit code."""
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     by_hand = command.cluster.coordinator is not None
     if not by_hand and not command.cluster.distributed and processes.launched_processes() == 1:
-        started = start(
-            ["-m", "bench", *(sys.argv[1:] if arguments is None else arguments)], command.cluster.processes or 2
-        )
+        started = start(["-m", "bench", *sys.argv[1:]], command.cluster.processes or 2)
         ended = finish(started, timeout=600)
         print(re.sub(r"\[Gloo\].*\n", "", ended[0].stdout), end="")
         failed = [process for process in ended if process.returncode]
