@@ -43,7 +43,7 @@ class ProcessesCommand:
 
 
 def run(command: ProcessesCommand) -> int:
-    """Start two processes (or --processes) that measure, or be one of several; print the table and return the exit code."""
+    """Start two processes (or --processes), or be one of those that measure; print the table; return the exit code."""
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     by_hand = command.cluster.coordinator is not None
     if not by_hand and not command.cluster.distributed and processes.launched_processes() == 1:
