@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import jax
-import numpy as np
 import tyro
 from rich.console import Console
 
@@ -30,7 +28,6 @@ from shared.drawing import draw_placement
 from shared.equivalence import Report
 from shared.placement import find_strategy, layout, make_mesh
 from shared.reporter import open_output
-from shared.state import abstract_state
 
 DTYPES: tuple[DType, ...] = ("float32", "float64")
 
@@ -75,9 +72,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
 def predicted_bytes(config: Config, devices: int) -> int:
     """Bytes that each device puts into collectives in one step, by the strategy table."""
     strategy = find_strategy(config.strategy)
-    gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state(config).params))
-    scalar = max(4, np.dtype(jax.numpy.dtype(config.model.dtype)).itemsize)
-    return sum(traffic.bytes for traffic in strategy.traffic(gradients, scalar, strategy.degrees(devices)))
+    return sum(traffic.bytes for traffic in strategy.traffic(config, strategy.degrees(devices), "explicit"))
 
 
 def run(command: CompareCommand) -> int:

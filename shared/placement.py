@@ -24,11 +24,14 @@ from shared.tree import leaf_name
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind over one mesh axis in one step: the bytes that each device puts in."""
+    """All collectives of one kind over the same mesh axes in one training step."""
 
     kind: str
-    axis: str
+    """As in shared/collectives.py."""
+    axes: tuple[str, ...]
+    """In the mesh's order."""
     bytes: int
+    """Bytes that each device puts in, over all of them."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,19 @@ class Strategy:
     parameters: Sequence[tuple[str, P]]
     """Patterns of parameter paths and how the first that matches splits the leaf; others are replicated. The
     optimizer's copies of a parameter have its path in theirs, and so its split."""
-    traffic: Callable[[int, int, Mapping[str, int]], list[Traffic]]
-    """Predicted communication of one step from (bytes of all gradients, bytes of a scalar, degrees)."""
+    traffic: Callable[[Config, Mapping[str, int], str], list[Traffic]]
+    """Predicted communication of one training step of (configuration, degrees, twin: `auto` or `explicit`)."""
 
     def batch_devices(self, degrees: Mapping[str, int]) -> int:
         """Pieces into which these degrees split the examples of a batch."""
         return math.prod(degrees[axis] for axis in split_axes(P(self.batch[0])))
 
 
-def data_parallel_traffic(gradients: int, scalar: int, degrees: Mapping[str, int]) -> list[Traffic]:
-    """One all-reduce of every gradient, of the loss and of the number of counted tokens."""
-    return [Traffic("all_reduce", "data", gradients + 2 * scalar)] if degrees["data"] > 1 else []
+def data_parallel_traffic(config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic]:
+    """An all-reduce of every gradient, of the loss and of the number of counted tokens, in both twins."""
+    gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state(config).params))
+    scalar = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
+    return [Traffic("all_reduce", ("data",), gradients + 2 * scalar)] if degrees["data"] > 1 else []
 
 
 STRATEGIES: Mapping[str, Strategy] = {
