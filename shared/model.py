@@ -43,6 +43,16 @@ def causal_attention(query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **un
     return jnp.swapaxes((mixed / total_BHT1).astype(value.dtype), 1, 2)
 
 
+def product(left: Array, right: Array, dimensions: Any, **options: Any) -> Array:
+    """`lax.dot_general` whose sums are carried in float32 or wider, here and in its gradients, and rounded once.
+
+    Left to itself, XLA's CPU backend adds up some products of bfloat16 in bfloat16: the gradient of `output` then had
+    an error of 1.8 % after 256 tokens, in place of 0.2 %.
+    """
+    options["preferred_element_type"] = jnp.promote_types(left.dtype, jnp.float32)
+    return lax.dot_general(left, right, dimensions, **options).astype(left.dtype)
+
+
 def unchanged(x: Any) -> Any:
     """The plain form of a seam through which values only pass."""
     return x
@@ -77,7 +87,8 @@ def dropout(x_BTD: Array, rate: float, keys_B: Array | None) -> Array:
     """
     if keys_B is None or rate == 0:
         return x_BTD
-    keep_BTD = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x_BTD.shape[1:]))(keys_B)
+    share = jnp.float32(1 - rate)  # in float64 the same masks as in float32
+    keep_BTD = jax.vmap(lambda key: jax.random.bernoulli(key, share, x_BTD.shape[1:]))(keys_B)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
 
 
@@ -93,7 +104,7 @@ class Block(nnx.Module):
         options: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype, "rngs": rngs}
 
         def reduced_product(*args: Any, **kwargs: Any) -> Array:
-            return seams.reduce(lax.dot_general(*args, **kwargs))
+            return seams.reduce(product(*args, **kwargs))
 
         self.norm_attention = nnx.LayerNorm(config.width, **options)
         self.attention = nnx.MultiHeadAttention(
@@ -102,11 +113,12 @@ class Block(nnx.Module):
             decode=False,
             keep_rngs=False,
             attention_fn=seams.attention,
+            qkv_dot_general=product,
             out_dot_general=reduced_product,
             **options,
         )
         self.norm_feed_forward = nnx.LayerNorm(config.width, **options)
-        self.expand = nnx.Linear(config.width, config.hidden, **options)
+        self.expand = nnx.Linear(config.width, config.hidden, dot_general=product, **options)
         self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **options)
         self.exchange = seams.exchange
         self.rate = config.dropout
@@ -137,7 +149,7 @@ class Transformer(nnx.Module):
         self.position_embedding = nnx.Embed(config.window, config.width, embedding_init=small, **options)
         self.blocks = stacked(rngs)
         self.norm = nnx.LayerNorm(config.width, **options)
-        self.output = nnx.Linear(config.width, config.vocabulary, use_bias=False, **options)
+        self.output = nnx.Linear(config.width, config.vocabulary, use_bias=False, dot_general=product, **options)
         self.config = config
         self.seams = seams
 
