@@ -2,11 +2,12 @@
 
 import sys
 
-from bench import between, compare
+from bench import between, bugs, compare
 from shared.cli import one_line_errors, parse
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
+    "bugs": (bugs.BugsCommand, bugs.run),
     "processes": (between.ProcessesCommand, between.run),
 }
 

@@ -22,6 +22,7 @@ from bench import DEVICE_COUNTS, TWINS, device_counts
 from bench.proof import proof_config, prove
 from bench.report import Row, print_report
 from bench.timing import CONTESTANTS, contestant, in_turns, ratio, timed_batch
+from bench.trajectories import trajectories
 from shared import runtime
 from shared.config import Config, DType, check
 from shared.drawing import draw_placement
@@ -75,6 +76,22 @@ def predicted_bytes(config: Config, devices: int) -> int:
     return sum(traffic.bytes for traffic in strategy.traffic(config, strategy.degrees(devices), "explicit"))
 
 
+def prove_tiers(
+    strategy: str, counts: Sequence[int], say: Callable[[str], None]
+) -> dict[int, dict[str, dict[str, Report]]]:
+    """Number of devices to tier to pair to report; the longer tiers on the largest number only."""
+    found: dict[int, dict[str, dict[str, Report]]] = {devices: {} for devices in counts}
+    for dtype in DTYPES:
+        for devices, pairs in prove(proof_config(dtype, strategy), counts, say).items():
+            found[devices][dtype] = pairs
+    most = found[counts[-1]]
+    most |= {"bfloat16": prove(proof_config("bfloat16", strategy), counts[-1:], say)[counts[-1]]}
+    for name, optimizer in {"SGD": "sgd", "Adam (smoke)": "adamw"}.items():
+        say(f"proving a trajectory of {optimizer} on {counts[-1]}")
+        most[f"trajectory, {name}"] = trajectories(optimizer, strategy, counts[-1])
+    return found
+
+
 def run(command: CompareCommand) -> int:
     """Compare, print, and return the exit code: 0 if every row is equal within the tolerance, 1 if one is not."""
     config = command.config
@@ -88,10 +105,10 @@ def run(command: CompareCommand) -> int:
 
     with console.status("starting") as status:
         say = functools.partial(progress, console, status)
-        proofs = {dtype: prove(proof_config(dtype, config.strategy), counts, say) for dtype in DTYPES}
+        proofs = prove_tiers(config.strategy, counts, say)
         measured = measure(config, counts, command.rounds, say)
     rows = [
-        Row(devices, {dtype: proofs[dtype][devices] for dtype in DTYPES}, predicted_bytes(config, devices), **values)
+        Row(devices, proofs[devices], predicted_bytes(config, devices), **values)
         for devices, values in zip(counts, measured, strict=True)
     ]
     console.print(found.describe())

@@ -1,35 +1,52 @@
-"""The proof that the twins are the same step: everything that a step computes, compared with the single-device step.
+"""The proof that the twins are the same step: everything that a step computes, held to the truth.
 
-It takes a small model with everything switched on that can go wrong: dropout, a mask that leaves one device without a
-counted token, clipping, and SGD with learning rate 1, whose update is the gradient (Adam would hide a wrong scale).
-The tests prove the same with this file.
+The truth is the oracle: the single-device step in float64. The proof takes a small model with everything switched on
+that can go wrong: dropout, a mask that leaves one device without a counted token, clipping, and SGD with learning rate
+1, whose update is the gradient (Adam would hide a wrong scale). docs/proof.md explains the tiers; the tests prove the
+same with this file, and bench/bugs.py tries it on steps that are wrong.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from bench import TWINS
+from bench.suspects import suspects
 from shared import single_device
 from shared.config import Config, DType, ModelConfig, OptimizerConfig
 from shared.data import Batch, Dataset
+from shared.diagnosis import Suspect
 from shared.equivalence import Report, compare_results
 from shared.placement import make_mesh
 from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state, initial_state
 from shared.tolerance import work_behind
 
+BFLOAT16_FACTOR = 5e-4
+"""How far from 1 a factor common to all gradients of the two twins may be in bfloat16, where a single leaf may be off
+by more than 0.001. Half of that 0.001, since a gradient wrong by a factor of 1.001 has to be seen."""
+
 
 def proof_config(dtype: DType, strategy: str) -> Config:
-    """The small model with everything switched on that can go wrong."""
+    """The small model with everything switched on that can go wrong; bfloat16 keeps its parameters in float32."""
     return Config(
         model=ModelConfig(
-            layers=2, width=32, heads=4, hidden=64, window=16, dropout=0.1, remat=False, dtype=dtype, param_dtype=dtype
+            layers=2,
+            width=32,
+            heads=4,
+            hidden=64,
+            window=16,
+            dropout=0.1,
+            remat=False,
+            dtype=dtype,
+            param_dtype="float32" if dtype == "bfloat16" else dtype,
         ),
         optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
         batch=16,
@@ -37,66 +54,187 @@ def proof_config(dtype: DType, strategy: str) -> Config:
     )
 
 
+def proof_dataset(config: Config) -> Dataset:
+    """Random bytes, of two batches."""
+    text = np.random.default_rng(config.seed).integers(
+        0, config.model.vocabulary, 2 * config.batch * config.model.window + 1
+    )
+    return Dataset(text.astype(np.uint8), config.model.window, config.batch)
+
+
 def proof_batch(config: Config) -> Batch:
     """Random tokens, each counted with probability 0.7, but none in the first two rows, device 0's share on 8."""
-    random = np.random.default_rng(config.seed)
-    text = random.integers(0, config.model.vocabulary, config.batch * config.model.window + 1).astype(np.uint8)
-    batch = Dataset(text, config.model.window, config.batch).cut(np.arange(config.batch))
-    weights = (random.random(batch.tokens.shape) < 0.7).astype(np.float32)
-    weights[:2] = 0
+    batch = proof_dataset(config).cut(np.arange(config.batch))
+    weights = (np.random.default_rng(config.seed + 1).random(batch.tokens.shape) < 0.7).astype(np.float32)
+    weights[: max(config.batch // 8, 1)] = 0
     return dataclasses.replace(batch, weights=weights)
 
 
-def observe(step: Any, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
-    """Everything that a step computes from a state and a batch, for comparison."""
-    calls = [
-        (step.loss_and_grads, (state, batch)),
-        (step.logits, (state, batch.tokens)),
-        (step.train_step, (copy(state), batch)),
+def proof_state(config: Config) -> TrainState:
+    """The state to begin with, on the host: the same numbers in every type, drawn in float32."""
+    with jax.enable_x64(False):
+        single = dataclasses.replace(config.model, dtype="float32", param_dtype="float32")
+        drawn = jax.device_get(initial_state(dataclasses.replace(config, model=single), jax.random.key(config.seed)))
+    return jax.tree.map(typed_as, drawn, abstract_state(config))
+
+
+def typed_as(leaf: Any, like: Any) -> Any:
+    """The leaf in the other's type."""
+    return leaf if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key) else np.asarray(leaf, like.dtype)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The functions of a step, compiled for one state and batch, without XLA's expensive passes: they run once."""
+
+    run: Callable[[TrainState, Batch], tuple[Any, Any, Any]]
+    """(state, batch) to what loss_and_grads, logits and train_step return; the state may be donated."""
+
+    def observe(self, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
+        """Everything that the step computes, in groups."""
+        (loss, gradients, tokens), logits, (after, metrics) = self.run(copy(state), batch)
+        found = {
+            "loss": {"loss_and_grads": loss, "train_step": metrics["loss"]},
+            "metrics": {
+                "tokens of loss_and_grads": tokens,
+                **{name: value for name, value in metrics.items() if name != "loss"},
+            },
+            "logits": logits,
+            "gradients": gradients,
+            "parameters": after.params,
+        }
+        if loss.dtype == np.float64:  # elsewhere the rounding of the stored parameters would be most of it
+            old, new = jax.device_get(state.params), jax.device_get(after.params)
+            found["update"] = jax.tree.map(np.subtract, new, old)
+        return found
+
+
+def compiled(step: Any, state: TrainState, batch: Batch) -> Programs:
+    """A twin's functions, or the single-device step's, compiled side by side: XLA does not hold Python's lock."""
+    lowered = [
+        step.loss_and_grads.lower(state, batch),
+        step.logits.lower(state, batch.tokens),
+        step.train_step.lower(state, batch),
     ]
-    lowered = [function.lower(*arguments) for function, arguments in calls]
     options = fast_compilation()
-    with ThreadPoolExecutor() as pool:  # XLA compiles without holding Python's lock
-        compiled = list(pool.map(lambda program: program.compile(compiler_options=options), lowered))
-    # One after the other: two programs with collectives in flight can deadlock on simulated devices.
-    (loss, gradients, tokens), logits, (after, metrics) = (
-        jax.block_until_ready(program(*arguments)) for program, (_, arguments) in zip(compiled, calls, strict=True)
-    )
-    return {
-        "loss": {"loss_and_grads": loss, "train_step": metrics.pop("loss")},
-        "metrics": {"tokens of loss_and_grads": tokens, **metrics},
-        "logits": logits,
-        "gradients": gradients,
-        "parameters": after.params,
-    }
+    with ThreadPoolExecutor() as pool:
+        gradients, logits, train = pool.map(lambda program: program.compile(compiler_options=options), lowered)
+
+    def run(state: TrainState, batch: Batch) -> tuple[Any, Any, Any]:
+        # One after the other: two programs with collectives in flight can deadlock on simulated devices.
+        first = jax.block_until_ready(gradients(state, batch))
+        second = jax.block_until_ready(logits(state, batch.tokens))
+        return first, second, jax.block_until_ready(train(state, batch))
+
+    return Programs(run)
+
+
+def compiled_together(step: Any, state: TrainState, batch: Batch) -> Programs:
+    """The same as one program, in half the time: for many steps of which none is what anybody runs."""
+
+    def everything(state: TrainState, batch: Batch) -> tuple[Any, Any, Any]:
+        return step.loss_and_grads(state, batch), step.logits(state, batch.tokens), step.train_step(state, batch)
+
+    program = jax.jit(everything).lower(state, batch).compile(compiler_options=fast_compilation())
+    return Programs(lambda state, batch: jax.block_until_ready(program(state, batch)))
+
+
+@contextlib.contextmanager
+def computing_in(dtype: DType) -> Generator[None]:
+    """Within it, 64-bit numbers are allowed if they are asked for, and float32 is multiplied as float32 anywhere."""
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
+        yield
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a step of this configuration has to give, and where it begins."""
+
+    config: Config
+    state: TrainState
+    batch: Batch
+    results: Mapping[str, Any]
+    """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (float64: the
+    oracle is that)."""
+    alone: Callable[[Batch], dict[str, Any]]
+    """What the single-device step makes of another batch, to try suspicions on."""
+
+    def compare(self, results: Mapping[str, Any], pair: tuple[str, str], **options: Any) -> Report:
+        """Two of these results, by the rule for this configuration."""
+        one, other = (results[name] for name in pair)
+        work = work_behind(self.state.params, self.batch)
+        return compare_results(one, other, work, dtype=self.config.model.dtype, **options)
+
+    def suspects(self, devices: int) -> list[Suspect]:
+        """What may have gone wrong over so many devices."""
+        return list(suspects(self.config, self.state, self.batch, devices, self.alone, proof_dataset(self.config)(1)))
+
+
+def truth(config: Config) -> Truth:
+    """Run the single-device step in float64, and in the configuration's own type."""
+    batch = proof_batch(config)
+    exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float64", param_dtype="float64"))
+
+    def single(form: Config) -> tuple[TrainState, Callable[[Batch], dict[str, Any]]]:
+        with computing_in(form.model.dtype):
+            state = proof_state(form)
+            programs = compiled(single_device.build(form), state, batch)
+
+        def alone(batch: Batch) -> dict[str, Any]:
+            with computing_in(form.model.dtype):
+                return jax.device_get(programs.observe(state, batch, lambda state: state))
+
+        return state, alone
+
+    state, alone = single(exact)
+    oracle = alone(batch)
+    if config == exact:
+        return Truth(config, state, batch, {"oracle": oracle}, alone)
+    state, alone = single(config)
+    found = alone(batch)
+    oracle.pop("update")
+    return Truth(config, state, batch, {"oracle": jax.tree.map(typed_as, oracle, found), "single": found}, alone)
 
 
 def prove(
     config: Config,
     counts: Sequence[int],
     say: Callable[[str], None] = lambda message: None,
+    compile: Callable[[Any, TrainState, Batch], Programs] = compiled,
 ) -> dict[int, dict[str, Report]]:
-    """Compare single-device step, auto twin and explicit twin on each number of devices.
+    """Compare oracle, single-device step, auto twin and explicit twin on each number of devices.
 
-    Returns for each number of devices the reports of the pairs `single / auto`, `single / explicit` and
-    `auto / explicit`, with the groups loss, metrics, logits, gradients and parameters.
+    Returns for each number of devices the reports of the pairs (`oracle / single`, `oracle / auto`, ...,
+    `auto / explicit`), with the groups of `Programs.observe`; and of each twin with itself run again (`auto / again`),
+    in which no bit may differ. compile: `compiled`, or `compiled_together` to save time.
     """
-    batch, dtype = proof_batch(config), config.model.dtype
-    # Accelerators multiply float32 matrices in fewer bits unless told otherwise.
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        work = work_behind(abstract_state(config).params, batch)
-        state = initial_state(config, jax.random.key(config.seed))
-        say(f"proving {dtype}: one device, without a mesh")
-        single = observe(single_device.build(config), state, batch, lambda state: state)
-        found = {}
+    say(f"proving {config.model.dtype}: one device, without a mesh, in float64")
+    true = truth(config)
+    found = {}
+    with computing_in(config.model.dtype):
         for devices in counts:
-            results = {"single": single}
+            results = dict(true.results)
+            again = {}
             for name, build in TWINS.items():
-                say(f"proving {dtype}: {name} on {devices}")
+                say(f"proving {config.model.dtype}: {name} on {devices}")
                 twin = build(config, make_mesh(config.strategy, devices))
-                results[name] = observe(twin, twin.place_state(state), twin.place_batch(batch), twin.place_state)
+                state, batch = twin.place_state(true.state), twin.place_batch(true.batch)
+                programs = compile(twin, state, batch)
+                results[name], again[name] = (programs.observe(state, batch, twin.place_state) for _ in range(2))
+            likely = true.suspects(devices)
             found[devices] = {
-                f"{one} / {other}": compare_results(results[one], results[other], work, dtype=dtype)
-                for one, other in itertools.combinations(results, 2)
+                " / ".join(pair): true.compare(
+                    results,
+                    pair,
+                    suspects=likely,
+                    factor=BFLOAT16_FACTOR
+                    if pair == ("auto", "explicit") and config.model.dtype == "bfloat16"
+                    else None,
+                )
+                for pair in itertools.combinations(results, 2)
             }
+            for name, second in again.items():
+                found[devices][f"{name} / again"] = true.compare(
+                    {"first": results[name], "second": second}, ("first", "second"), relative=0
+                )
     return found

@@ -1,6 +1,6 @@
 """What `python -m bench compare` prints."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -9,9 +9,10 @@ from rich.table import Table
 
 from shared.collectives import Collective
 from shared.config import Config
-from shared.equivalence import Leaf, Report
+from shared.equivalence import Report
+from shared.leaves import Leaf
 
-GROUPS = ("loss", "metrics", "logits", "gradients", "parameters")
+GROUPS = ("loss", "metrics", "logits", "gradients", "parameters", "update")
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Row:
 
     devices: int
     proofs: dict[str, dict[str, Report]]
-    """Type of computation, then pair of steps (`single / auto`, ...), to their comparison."""
+    """Tier (`float64`, ..., `trajectory, SGD`), then pair of steps (`oracle / auto`, ...), to their comparison."""
     predicted_bytes: int
     """Bytes that each device puts into collectives, by the strategy table's formula."""
     collectives: dict[str, list[Collective]]
@@ -43,13 +44,10 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     table = Table(box=None, pad_edge=False)
     for heading in ("", *(f"{row.devices} device{'s' * (row.devices > 1)}" for row in rows)):
         table.add_column(heading, no_wrap=True)
-    for dtype in rows[0].proofs:
-        table.add_section()
-        table.add_row(f"[bold]largest difference, {dtype}")
-        for group in GROUPS:
-            table.add_row(f"  {group}", *(difference(row, dtype, group) for row in rows))
-        table.add_row("  worst gradient", *(worst_gradient(row, dtype) for row in rows))
-        table.add_row("  tolerance", *(f"{tolerance(row, dtype):.1e}" for row in rows))
+    for dtype in ("float64", "float32"):
+        if dtype in rows[0].proofs:
+            add_differences(table, rows, dtype)
+    add_tiers(table, rows)
     table.add_row("[bold]collectives of a step")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(kinds(row.collectives[name]) for row in rows))
@@ -73,14 +71,48 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     print_sources(console, rows[-1])
     console.print(f"\n{explanation(config, proof)}")
     for row in rows:
-        for dtype, pairs in row.proofs.items():
+        for tier, pairs in row.proofs.items():
             for pair, report in pairs.items():
                 if not report.equal:
-                    console.print(f"\n{row.devices} devices, {dtype}, {pair}: {report}", markup=False)
+                    console.print(f"\n{row.devices} devices, {tier}, {pair}: {report}", markup=False)
+
+
+def add_differences(table: Table, rows: Sequence[Row], dtype: str) -> None:
+    """How far apart the steps are when they compute in this type, and how far they may be."""
+    table.add_row(f"[bold]largest difference, {dtype}")
+    for group in GROUPS:
+        if leaves(rows[0], dtype, group):
+            table.add_row(f"  {group}", *(difference(row, dtype, group) for row in rows))
+    table.add_row("  worst gradient", *(worst_gradient(row, dtype) for row in rows))
+    table.add_row("  tolerance", *(f"{tolerance(row, dtype):.1e}" for row in rows))
+    table.add_row("  budget used", *(budget(row, dtype) for row in rows))
+
+
+def add_tiers(table: Table, rows: Sequence[Row]) -> None:
+    """What else must be so; what is tried on the largest number of devices only has a figure only there."""
+    table.add_row("[bold]further tiers")
+    pairs = [row.proofs["float32"]["auto / explicit"] for row in rows if "float32" in row.proofs]
+    table.add_row("  same bits, auto / explicit", *(f"{pair.identical} of {len(pair.leaves)} leaves" for pair in pairs))
+    for tier in ("bfloat16", "trajectory, SGD", "trajectory, Adam (smoke)"):
+        table.add_row(f"  {tier}, budget used", *(budget(row, tier) for row in rows))
+    table.add_row("  replicas", *(identical(row, lambda pair, report: not report.problems) for row in rows))
+    table.add_row(
+        "  repeated runs", *(identical(row, lambda pair, report: "again" not in pair or report.equal) for row in rows)
+    )
+
+
+def identical(row: Row, condition: Callable[[str, Report], bool]) -> str:
+    held = all(condition(pair, report) for pairs in row.proofs.values() for pair, report in pairs.items())
+    return "identical" if held else "[red]DIFFER"
+
+
+def budget(row: Row, tier: str) -> str:
+    """The largest share of its tolerance that a leaf used."""
+    return f"{max(report.worst().used for report in row.proofs[tier].values()):.1%}" if tier in row.proofs else ""
 
 
 def difference(row: Row, dtype: str, group: str) -> str:
-    """The largest relative difference of a group's leaves among the three pairs of steps."""
+    """The largest relative difference of a group's leaves among all pairs of steps."""
     return f"{max(leaf.error for leaf in leaves(row, dtype, group)):.1e}"
 
 
@@ -125,9 +157,10 @@ def explanation(config: Config, proof: Config) -> str:
     simulated = """
 These devices are simulated and share this machine's cores: expect no speed-up from more of them. The share of
 communication is mostly waiting for one another; bytes and counts are what carries over to real devices."""
-    return f"""Differences: the largest of single-device / auto / explicit, relative to each leaf's norm. The model has
-{small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked tokens, clipping, a step of SGD.
-The tolerance follows from a rule: docs/proof.md.
+    return f"""Differences: the largest between any two of oracle (one device, float64), single-device step and twins,
+relative to each leaf's norm. The model has {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked \
+tokens, clipping, a step of SGD.
+Tolerances and tiers: docs/proof.md. `python -m bench bugs` shows what they catch.
 Times: {model.layers} layers, width {model.width}, window {model.window}, batch {config.batch}, \
 {config.optimizer.optimizer}, {model.dtype}. All steps ran in turns. Explicit / auto and share are medians
 over the rounds, and a few percent of them are noise; the same collectives should cost the same, 0.90 to 1.15.

@@ -42,7 +42,11 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     data = json.loads(path.read_text())
     assert data["equal"] is True
     (row,) = data["rows"]
-    assert set(row["proofs"]["float32"]) == {"single / auto", "single / explicit", "auto / explicit"}
+    assert set(row["proofs"]) == {"float32", "bfloat16", "trajectory, SGD", "trajectory, Adam (smoke)"}
+    assert set(row["proofs"]["float32"]) == {
+        *("oracle / single", "oracle / auto", "oracle / explicit", "single / auto", "single / explicit"),
+        *("auto / explicit", "auto / again", "explicit / again"),
+    }
     assert set(row["seconds"]) == {"auto", "explicit", "compute only"}
     assert all(value > 0 for value in row["seconds"].values())
     assert row["losses"]["auto"] == pytest.approx(row["losses"]["explicit"], rel=1e-4)
@@ -60,17 +64,17 @@ def test_a_difference_is_shown_and_is_the_exit_code(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """A factor of 1.001 in the gradients of one twin."""
-    honest = proof.observe
+    honest = proof.Programs.observe
     calls = []
 
-    def every_third(step, state, batch, copy):
-        calls.append(step)
-        seen = honest(step, state, batch, copy)
-        if len(calls) == 3:  # single, auto, explicit
+    def every_fifth(*arguments):
+        calls.append(arguments)
+        seen = honest(*arguments)
+        if len(calls) == 5:  # oracle, single, auto and again, explicit
             seen["gradients"] = jax.tree.map(lambda leaf: leaf * 1.001, seen["gradients"])
         return seen
 
-    monkeypatch.setattr(proof, "observe", every_third)
+    monkeypatch.setattr(proof.Programs, "observe", every_fifth)
     assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
     printed = capsys.readouterr().out
     assert "NOT EQUAL" in printed

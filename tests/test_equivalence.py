@@ -10,8 +10,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from bench.proof import proof_batch, proof_config
-from shared.equivalence import assert_equivalent, compare, compare_results, differing_replicas
+from shared.equivalence import assert_equivalent, compare, compare_results
 from shared.placement import make_mesh
+from shared.replicas import differing_replicas
 from shared.state import abstract_state, initial_state
 from shared.tolerance import Work, tolerance, work_behind
 from shared.tree import named_leaves
@@ -35,7 +36,7 @@ def test_equal_results_are_equal():
 def test_a_wrong_factor_is_seen_in_float32(factor: float):
     report = compare_results(results(), results(factor), WORK)
     assert {leaf.name for leaf in report.leaves if not leaf.equal} == {"gradients.a", "gradients.b"}
-    assert f"{factor:.4g} times the reference" in str(report)
+    assert f"gradients: {factor:.4g} times the reference (2 of 2 leaves)" in str(report)
 
 
 def test_the_rule_rejects_1_001_for_a_large_model():
