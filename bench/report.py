@@ -158,8 +158,8 @@ def explanation(config: Config, proof: Config) -> str:
 These devices are simulated and share this machine's cores: expect no speed-up from more of them. The share of
 communication is mostly waiting for one another; bytes and counts are what carries over to real devices."""
     return f"""Differences: the largest between any two of oracle (one device, float64), single-device step and twins,
-relative to each leaf's norm. The model has {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout, masked \
-tokens, clipping, a step of SGD.
+relative to each leaf's norm. The model has {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout,
+masked tokens, clipping, a step of SGD.
 Tolerances and tiers: docs/proof.md. `python -m bench bugs` shows what they catch.
 Times: {model.layers} layers, width {model.width}, window {model.window}, batch {config.batch}, \
 {config.optimizer.optimizer}, {model.dtype}. All steps ran in turns. Explicit / auto and share are medians

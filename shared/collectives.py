@@ -10,7 +10,6 @@ import math
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,8 @@ from jax.extend.mlir import hlo_to_stablehlo, ir
 from jax.interpreters import mlir
 from jax.sharding import Mesh
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective operation of a compiled program."""
-
-    kind: str
-    """One of KINDS."""
-    axes: tuple[str, ...]
-    """Mesh axes over which devices take part; empty if the groups are not those of any axes of the mesh."""
-    participants: int
-    """Devices in one group."""
-    arrays: int
-    """Number of arrays in it: XLA merges what can travel together."""
-    bytes: int
-    """Bytes that each device puts in, once."""
-    count: int | None
-    """Times it runs in one call of the program; None if a loop's length could not be read."""
-    source: str
-    """file:line of the innermost frame outside installed packages, or the operation's name."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes over all runs in one call; a loop of unknown length is counted once."""
-        return self.bytes * (self.count or 1)
+from shared.ledger import KINDS, PRIMITIVES, Collective, Operand
+from shared.model import SCOPES
 
 
 def compile_readable(function: Any, *arguments: Any) -> jax.stages.Compiled:
@@ -152,16 +127,19 @@ def describe(op: Any, kind: str, count: int | None, mesh: Mesh) -> Collective:
         if not str(op.attributes["replica_groups"]).startswith("dense"):
             raise ValueError(f"cannot read which devices take part in {op.name}; compile with compile_readable")
         groups = [[int(i) for i in row if i >= 0] for row in np.asarray(op.attributes["replica_groups"])]
-    types = [ir.RankedTensorType(operand.type) for operand in op.operands]
-    sizes = [math.prod(type.shape) * element_bytes(type.element_type) for type in types]
+    by_name = asked_for_by_name(str(op.location))
+    operands = []
+    for value in op.operands:
+        type = ir.RankedTensorType(value.type)
+        location = str(op.location if by_name or isinstance(value.owner, ir.Block) else value.owner.location)
+        size = math.prod(type.shape) * element_bytes(type.element_type)
+        operands.append(Operand(size, scope(location), source(location)))
     return Collective(
         kind=kind,
         axes=axes_of(groups, mesh),
         participants=max(len(group) for group in groups),
-        arrays=len(sizes),
-        bytes=sum(sizes),
+        operands=tuple(operands),
         count=count,
-        source=source(str(op.location)),
     )
 
 
@@ -194,13 +172,33 @@ def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
     return ()
 
 
+def asked_for_by_name(location: str) -> bool:
+    """Whether the operation comes from a `lax` collective: its name, from JAX, ends with that primitive's."""
+    return name_of(location).split("/")[-1] in PRIMITIVES
+
+
+def name_of(location: str) -> str:
+    """The operation's name in a printed MLIR location: `jit(train_step)/transpose(jvp(attention))/dot_general`."""
+    name = re.match(r'loc\("([^"]+)"', location)
+    return name.group(1) if name else ""
+
+
+def scope(location: str) -> str:
+    """The `jax.named_scope`s in an operation's name, joined by dots."""
+    *words, _ = re.split(r"[/()]+", name_of(location).strip(")")) or [""]
+    return ".".join(word for word in words if word in SCOPES)
+
+
+def relative(path: Path | str) -> Path:
+    """The path from the present folder, if it is inside."""
+    return Path(path).relative_to(Path.cwd()) if Path(path).is_relative_to(Path.cwd()) else Path(path)
+
+
 def source(location: str) -> str:
     """file:line of the innermost frame outside installed packages, from a printed MLIR location."""
     for file, line in re.findall(r'"([^"]+)":(\d+):\d+', location):
         path = Path(file)
         if "site-packages" in path.parts or path.is_relative_to(sys.prefix):
             continue
-        here = Path.cwd()
-        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{line}"
-    name = re.match(r'loc\("([^"]+)"', location)
-    return name.group(1) if name else "unknown"
+        return f"{relative(path)}:{line}"
+    return name_of(location) or "unknown"

@@ -21,6 +21,9 @@ from jax import Array, lax
 
 from shared.config import ModelConfig
 
+SCOPES = ("embedding", "blocks", "attention", "feed_forward", "output")
+"""Names that the model's parts have in compiled programs (`jax.named_scope`), and so in ledgers and profiles."""
+
 
 def causal_attention(query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
     """Softmax attention in which position t sees positions 0 to t. Returns (B, T, H, K).
@@ -124,9 +127,11 @@ class Block(nnx.Module):
         self.rate = config.dropout
 
     def __call__(self, x_BTD: Array, keys_B: Array | None) -> Array:
-        attended_BTD = self.attention(self.norm_attention(x_BTD))
+        with jax.named_scope("attention"):
+            attended_BTD = self.attention(self.norm_attention(x_BTD))
         x_BTD = x_BTD + dropout(attended_BTD, self.rate, fold_in(keys_B, 0))
-        fed_BTD = self.exchange(self.feed_forward, self.norm_feed_forward(x_BTD))
+        with jax.named_scope("feed_forward"):
+            fed_BTD = self.exchange(self.feed_forward, self.norm_feed_forward(x_BTD))
         return x_BTD + dropout(fed_BTD, self.rate, fold_in(keys_B, 1))
 
     def feed_forward(self, x_BTD: Array) -> Array:
@@ -156,7 +161,8 @@ class Transformer(nnx.Module):
     def __call__(self, tokens_BT: Array, keys_B: Array | None = None) -> Array:
         """Logits (B, T, V). `keys_B` holds a random key for each example, for dropout; None means evaluation."""
         positions_T = self.seams.positions(tokens_BT.shape[1])
-        x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
+        with jax.named_scope("embedding"):
+            x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
         x_BTD = dropout(x_BTD, self.config.dropout, fold_in(keys_B, 0))
         block, parameters_L = nnx.split(self.blocks)
 
@@ -167,5 +173,7 @@ class Transformer(nnx.Module):
 
         body = jax.checkpoint(run_block) if self.config.remat else run_block
         numbers_L = 1 + jnp.arange(self.config.layers)  # 0 was the embedding's
-        x_BTD, _ = lax.scan(body, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
-        return self.output(self.norm(x_BTD))
+        with jax.named_scope("blocks"):
+            x_BTD, _ = lax.scan(body, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
+        with jax.named_scope("output"):
+            return self.output(self.norm(x_BTD))
