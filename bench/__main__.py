@@ -2,12 +2,14 @@
 
 import sys
 
-from bench import between, bugs, compare
+from bench import between, bugs, compare, kinds, ledger
 from shared.cli import one_line_errors, parse
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
     "bugs": (bugs.BugsCommand, bugs.run),
+    "kinds": (kinds.KindsCommand, kinds.run),
+    "ledger": (ledger.LedgerCommand, ledger.run),
     "processes": (between.ProcessesCommand, between.run),
 }
 

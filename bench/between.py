@@ -7,7 +7,6 @@ with its collectives made local. On a machine by itself this starts the processe
 
 import dataclasses
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.launch import finish, start
+from bench.launch import run_together
 from bench.timing import Contestant, contestant, in_turns, ratio
 from shared import processes, runtime
-from shared.config import Config, InputError, check
+from shared.config import Config, check
 from shared.processes import Cluster
 from shared.reporter import open_output
 
@@ -47,12 +46,7 @@ def run(command: ProcessesCommand) -> int:
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     by_hand = command.cluster.coordinator is not None
     if not by_hand and not command.cluster.distributed and processes.launched_processes() == 1:
-        started = start(["-m", "bench", *sys.argv[1:]], command.cluster.processes or 2)
-        ended = finish(started, timeout=600)
-        print(re.sub(r"\[Gloo\].*\n", "", ended[0].stdout), end="")
-        failed = [process for process in ended if process.returncode]
-        if failed:
-            raise InputError(failed[0].stderr.strip())
+        print(run_together(["-m", "bench", *sys.argv[1:]], command.cluster.processes or 2), end="")
         return 0
     found, devices = runtime.start_all(command.cluster, command.devices)
     file = open_output(command.json, "--json") if command.json and processes.is_first() else None

@@ -1,7 +1,7 @@
 """`python -m bench bugs`: would the proof notice? It is tried on steps with a known mistake in them.
 
-Every planted bug (bench/planted.py) must be caught by the comparison with the single-device step, with a differing leaf
-and the likely cause in its message; and the same comparison must find nothing wrong with the steps as they are.
+Every planted bug (bench/bug_table.py) must be caught by the comparison with the single-device step, with a differing
+leaf and the likely cause in its message; and the same comparison must find nothing wrong with the steps as they are.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import TWINS
-from bench.planted import BUGS, Bug, planted
+from bench.bug_table import BUGS
+from bench.planted import Bug, planted
 from bench.proof import Truth, compiled_together, computing_in, proof_config, truth
 from bench.trajectories import compare_trajectories, trajectory, trajectory_config
 from shared import runtime, single_device

@@ -19,6 +19,8 @@ import tyro
 from rich.console import Console
 
 from bench import DEVICE_COUNTS, TWINS, device_counts
+from bench.account import account
+from bench.account import as_data as ledger_data
 from bench.proof import proof_config, prove
 from bench.report import Row, print_report
 from bench.timing import CONTESTANTS, contestant, in_turns, ratio, timed_batch
@@ -27,7 +29,7 @@ from shared import runtime
 from shared.config import Config, DType, check
 from shared.drawing import draw_placement
 from shared.equivalence import Report
-from shared.placement import find_strategy, layout, make_mesh
+from shared.placement import layout, make_mesh
 from shared.reporter import open_output
 
 DTYPES: tuple[DType, ...] = ("float32", "float64")
@@ -60,7 +62,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
         bare = own.get("compute only")
         found.append(
             {
-                "collectives": {name: contestants[devices, name].sends for name in own},
+                "book": account(config, devices, {name: contestants[devices, name].sends for name in TWINS}),
                 "seconds": {name: float(values.min()) for name, values in own.items()},
                 "losses": {name: contestants[devices, name].loss for name in TWINS},
                 "explicit_over_auto": ratio(own["explicit"], own["auto"]),
@@ -68,12 +70,6 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
             }
         )
     return found
-
-
-def predicted_bytes(config: Config, devices: int) -> int:
-    """Bytes that each device puts into collectives in one step, by the strategy table."""
-    strategy = find_strategy(config.strategy)
-    return sum(traffic.bytes for traffic in strategy.traffic(config, strategy.degrees(devices), "explicit"))
 
 
 def prove_tiers(
@@ -107,10 +103,7 @@ def run(command: CompareCommand) -> int:
         say = functools.partial(progress, console, status)
         proofs = prove_tiers(config.strategy, counts, say)
         measured = measure(config, counts, command.rounds, say)
-    rows = [
-        Row(devices, proofs[devices], predicted_bytes(config, devices), **values)
-        for devices, values in zip(counts, measured, strict=True)
-    ]
+    rows = [Row(devices, proofs[devices], **values) for devices, values in zip(counts, measured, strict=True)]
     console.print(found.describe())
     draw_placement(console, config, places)
     print_report(console, rows, config, proof_config("float32", config.strategy))
@@ -152,11 +145,7 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
                     dtype: {pair: proof(report) for pair, report in pairs.items()}
                     for dtype, pairs in row.proofs.items()
                 },
-                "predicted_bytes": row.predicted_bytes,
-                "collectives": {
-                    name: [dataclasses.asdict(collective) for collective in sends]
-                    for name, sends in row.collectives.items()
-                },
+                "ledger": ledger_data(row.book),
                 "seconds": row.seconds,
                 "losses": row.losses,
                 "explicit_over_auto": row.explicit_over_auto,

@@ -1,12 +1,15 @@
 """Several processes on this machine, as a launcher would start them on several."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from shared.config import InputError
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,6 +55,15 @@ def finish(started: Sequence[subprocess.Popen[str]], timeout: float) -> list[sub
     finally:
         for process in started:
             process.kill()
+
+
+def run_together(arguments: Sequence[str], processes: int) -> str:
+    """What the first of so many processes prints, all of them at their end. Raises InputError if one fails."""
+    ended = finish(start(arguments, processes), timeout=600)
+    failed = [process for process in ended if process.returncode]
+    if failed:
+        raise InputError(failed[0].stderr.strip())
+    return re.sub(r"\[Gloo\].*\n", "", ended[0].stdout)
 
 
 def free_port() -> int:

@@ -7,10 +7,11 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from shared.collectives import Collective
+from bench.account import Account, print_entries
 from shared.config import Config
 from shared.equivalence import Report
 from shared.leaves import Leaf
+from shared.ledger import Collective
 
 GROUPS = ("loss", "metrics", "logits", "gradients", "parameters", "update")
 
@@ -22,10 +23,8 @@ class Row:
     devices: int
     proofs: dict[str, dict[str, Report]]
     """Tier (`float64`, ..., `trajectory, SGD`), then pair of steps (`oracle / auto`, ...), to their comparison."""
-    predicted_bytes: int
-    """Bytes that each device puts into collectives, by the strategy table's formula."""
-    collectives: dict[str, list[Collective]]
-    """Contestant to the collectives of its timed step."""
+    book: Account
+    """The ledger of the timed steps."""
     seconds: dict[str, float]
     """Contestant to seconds per step, in the fastest round."""
     losses: dict[str, float]
@@ -50,11 +49,12 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     add_tiers(table, rows)
     table.add_row("[bold]collectives of a step")
     for name in ("auto", "explicit"):
-        table.add_row(f"  {name}", *(kinds(row.collectives[name]) for row in rows))
+        table.add_row(f"  {name}", *(kinds(row.book.compiled[name]) for row in rows))
     table.add_row("[bold]bytes a device puts in")
     for name in ("auto", "explicit"):
-        table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.collectives[name]):,}" for row in rows))
-    table.add_row("  predicted", *(f"{row.predicted_bytes:,}" for row in rows))
+        table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.book.compiled[name]):,}" for row in rows))
+    for name in ("auto", "explicit"):
+        table.add_row(f"  predicted for {name}", *(prediction(row.book, name) for row in rows))
     table.add_row("[bold]time of a step, fastest")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{1e3 * row.seconds[name]:.1f} ms" for row in rows))
@@ -68,7 +68,8 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     table.add_row("[bold]verdict", *("[green]equal" if row.equal else "[red]NOT EQUAL" for row in rows))
     console.print()
     console.print(table)
-    print_sources(console, rows[-1])
+    console.print(f"\n[bold]who communicates, on {rows[-1].devices} devices")
+    print_entries(console, rows[-1].book)
     console.print(f"\n{explanation(config, proof)}")
     for row in rows:
         for tier, pairs in row.proofs.items():
@@ -130,21 +131,16 @@ def leaves(row: Row, dtype: str, group: str) -> list[Leaf]:
     return [leaf for report in row.proofs[dtype].values() for leaf in report.leaves if leaf.group == group]
 
 
+def prediction(book: Account, name: str) -> str:
+    """The bytes that the strategy table predicts, and whether kinds, axes and bytes are those of the program."""
+    bytes = sum(traffic.bytes for traffic in book.predicted[name])
+    return f"{bytes:,}" if book.kept[name] else f"[red]{bytes:,}: WRONG"
+
+
 def kinds(sends: Sequence[Collective]) -> str:
     """How many collectives of each kind run in a step."""
     counts = {kind: sum(c.count or 1 for c in sends if c.kind == kind) for kind in dict.fromkeys(c.kind for c in sends)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
-
-
-def print_sources(console: Console, row: Row) -> None:
-    """Each collective of both twins, with the line of source that asked for it."""
-    table = Table("twin", "collective", "axes", "arrays", "bytes", "times", "asked for by", box=None, pad_edge=False)
-    for name in ("auto", "explicit"):
-        for c in row.collectives[name]:
-            times = "?" if c.count is None else str(c.count)
-            table.add_row(name, c.kind, ", ".join(c.axes), str(c.arrays), f"{c.bytes:,}", times, c.source)
-    console.print(f"\n[bold]who communicates, on {row.devices} devices")
-    console.print(table)
 
 
 def share(value: float, devices: int) -> str:
@@ -158,8 +154,8 @@ def explanation(config: Config, proof: Config) -> str:
 These devices are simulated and share this machine's cores: expect no speed-up from more of them. The share of
 communication is mostly waiting for one another; bytes and counts are what carries over to real devices."""
     return f"""Differences: the largest between any two of oracle (one device, float64), single-device step and twins,
-relative to each leaf's norm. The model has {small.layers} layers, width {small.width}, batch {proof.batch}, with dropout,
-masked tokens, clipping, a step of SGD.
+relative to each leaf's norm. The model has {small.layers} layers, width {small.width}, batch {proof.batch},
+with dropout, masked tokens, clipping, a step of SGD.
 Tolerances and tiers: docs/proof.md. `python -m bench bugs` shows what they catch.
 Times: {model.layers} layers, width {model.width}, window {model.window}, batch {config.batch}, \
 {config.optimizer.optimizer}, {model.dtype}. All steps ran in turns. Explicit / auto and share are medians

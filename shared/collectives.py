@@ -29,16 +29,17 @@ def compile_readable(function: Any, *arguments: Any) -> jax.stages.Compiled:
     XLA may write the groups of devices as mesh axes, of which its exporter to StableHLO loses some and refuses
     others; here it is asked to list them. JAX before 0.11 has no setting of its own for it.
     """
-    new = hasattr(jax.config, "jax_use_rgv3")
-    before = new and jax.config.jax_use_rgv3
+    settings = {"jax_compilation_cache_include_metadata_in_key": True}  # or source lines may be those of another day
+    if hasattr(jax.config, "jax_use_rgv3"):
+        settings["jax_use_rgv3"] = False
+    before = {name: getattr(jax.config, name) for name in settings}
     try:
-        if new:
-            jax.config.update("jax_use_rgv3", False)
-        lowered = function.lower(*arguments)
+        for setting in settings.items():
+            jax.config.update(*setting)
+        return function.lower(*arguments).compile(compiler_options={"xla_enable_rgv3_materialization": False})
     finally:
-        if new:
-            jax.config.update("jax_use_rgv3", before)
-    return lowered.compile(compiler_options={"xla_enable_rgv3_materialization": False})
+        for setting in before.items():
+            jax.config.update(*setting)
 
 
 def collectives(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Collective]:

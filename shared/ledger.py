@@ -124,7 +124,7 @@ class Match:
 
     @property
     def verdict(self) -> str:
-        """`the same`, `otherwise` (other kinds or bytes in its place), `surplus` (auto only), `missing` (explicit only)."""
+        """`the same`, `otherwise` (another kind or size in its place), `surplus` (in auto) or `missing` (in auto)."""
         if not self.explicit:
             return "surplus"
         if not self.auto:

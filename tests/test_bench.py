@@ -56,8 +56,10 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
         "logits",
         "metrics.gradient_norm",
     }
-    sent = {name: sum(c["bytes"] * c["count"] for c in sends) for name, sends in row["collectives"].items()}
-    assert sent == {"auto": row["predicted_bytes"], "explicit": row["predicted_bytes"], "compute only": 0}
+    book = row["ledger"]
+    assert book["as_predicted"] == {"auto": True, "explicit": True}
+    for name, sends in book["compiled"].items():
+        assert sum(c["total_bytes"] for c in sends) == sum(entry["bytes"] for entry in book["predicted"][name]) > 0
 
 
 def test_a_difference_is_shown_and_is_the_exit_code(

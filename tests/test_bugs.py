@@ -7,8 +7,9 @@ import pytest
 
 import explicit_shardmap
 from bench import TWINS, bugs
+from bench.bug_table import BUGS
 from bench.bugs import BugsCommand, Finding, examine, examine_bug
-from bench.planted import BUGS, Bug, Edit, planted
+from bench.planted import Bug, Edit, planted
 from shared.placement import STRATEGIES
 
 

@@ -10,10 +10,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from bench import TWINS
-from bench.compare import predicted_bytes
 from bench.compute_only import compile_compute_only
 from bench.proof import proof_config
 from shared.collectives import collectives, compile_readable
+from shared.ledger import totals
 from shared.placement import STRATEGIES, make_mesh
 
 
@@ -25,10 +25,7 @@ def test_a_step_sends_what_the_strategy_table_predicts(name: str, strategy: str)
     twin = TWINS[name](config, make_mesh(strategy, 8))
     found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
     row = STRATEGIES[strategy]
-    expected = row.traffic(config, row.degrees(8), name)
-    assert {(c.kind, c.axes) for c in found} == {(traffic.kind, traffic.axes) for traffic in expected}
-    assert sum(c.total_bytes for c in found) == predicted_bytes(config, 8)
-    assert all(c.participants == 8 for c in found)
+    assert totals(found) == totals(row.traffic(config, row.degrees(8), name))
 
 
 def test_the_explicit_twin_communicates_where_its_source_says():
@@ -38,6 +35,17 @@ def test_the_explicit_twin_communicates_where_its_source_says():
         c.source.split(":")[0] for c in collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
     }
     assert sources == {"explicit_shardmap/data_parallel.py"}
+
+
+def test_the_auto_twins_collectives_say_where_they_come_from():
+    """Of each array that the partitioner sends: the line in the model, and the part of the model."""
+    config = proof_config("float32", "data_parallel")
+    twin = TWINS["auto"](config, make_mesh(config.strategy, 8))
+    (found,) = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    scopes = {operand.scope for operand in found.operands}
+    assert scopes == {"", "embedding", "blocks.attention", "blocks.feed_forward", "output"}
+    assert {operand.source.split(":")[0] for operand in found.operands} == {"shared/model.py", "shared/loss.py"}
+    assert sum(operand.bytes for operand in found.operands if operand.scope == "output") == 4 * (256 * 32 + 2 * 32)
 
 
 def test_one_device_sends_nothing():
@@ -129,5 +137,5 @@ def test_in_a_loop_over_layers_the_auto_twin_reduces_in_every_turn():
         twin = build(config, make_mesh(config.strategy, 8))
         found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
         runs[name] = sum(c.count or 0 for c in found)
-        assert sum(c.total_bytes for c in found) == predicted_bytes(config, 8)
+        assert totals(found) == totals(STRATEGIES[config.strategy].traffic(config, {"data": 8}, name))
     assert runs == {"auto": 1 + config.model.layers, "explicit": 1}

@@ -1,0 +1,125 @@
+"""The ledger of one training step on one mesh: predicted, asked for by name, compiled, and the twins side by side."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import explicit_shardmap
+from shared.config import Config
+from shared.ledger import Collective, Match, matched, totals
+from shared.placement import Traffic, find_strategy, make_mesh
+from shared.requested import requested
+
+
+@dataclass(frozen=True)
+class Account:
+    """The ledger of one strategy on one mesh."""
+
+    predicted: Mapping[str, list[Traffic]]
+    """Twin to the strategy table's formula."""
+    compiled: Mapping[str, list[Collective]]
+    """Twin to the collectives of its compiled training step."""
+    requested: list[Collective]
+    """What the explicit twin's author asked for by name, in its trace."""
+    matches: Sequence[Match]
+
+    @property
+    def kept(self) -> Mapping[str, bool]:
+        """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes."""
+        return {name: totals(self.predicted[name]) == totals(self.compiled[name]) for name in self.compiled}
+
+
+def account(config: Config, devices: int, compiled: Mapping[str, list[Collective]]) -> Account:
+    """Put the twins' collectives beside the prediction and each other."""
+    strategy = find_strategy(config.strategy)
+    twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices))
+    by_name = requested(twin.train_step, twin.shapes(), twin.mesh)
+    predicted = {name: strategy.traffic(config, strategy.degrees(devices), name) for name in compiled}
+    return Account(predicted, compiled, by_name, matched(compiled["explicit"], compiled["auto"]))
+
+
+def as_data(book: Account) -> dict[str, Any]:
+    """The account as JSON-ready data."""
+
+    def entry(c: Collective) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(c),
+            "bytes": c.bytes,
+            "total_bytes": c.total_bytes,
+            "sent_per_device": c.total_sent,
+            "source": c.source,
+        }
+
+    return {
+        "predicted": {name: [traffic._asdict() for traffic in entries] for name, entries in book.predicted.items()},
+        "compiled": {name: [entry(c) for c in entries] for name, entries in book.compiled.items()},
+        "as_predicted": book.kept,
+        "requested": [entry(c) for c in book.requested],
+        "matches": [
+            {
+                "verdict": match.verdict,
+                **{side: [entry(c) for c in getattr(match, side)] for side in ("explicit", "auto")},
+            }
+            for match in book.matches
+        ],
+    }
+
+
+def print_account(console: Console, config: Config, devices: int, book: Account) -> None:
+    """The entries of both twins, the prediction, and how the twins' collectives match."""
+    degrees = " x ".join(f"{axis} {size}" for axis, size in find_strategy(config.strategy).degrees(devices).items())
+    console.print(f"\n[bold]one training step, {config.strategy} over {degrees}")
+    print_entries(console, book)
+    console.print()
+    for name, kept in book.kept.items():
+        verdict = "[green]as compiled" if kept else "[red]NOT as compiled"
+        console.print(f"predicted for {name}: {said(totals(book.predicted[name]))}: {verdict}")
+    verdict = (
+        "[green]as compiled"
+        if totals(book.requested) == totals(book.compiled["explicit"])
+        else "[yellow]otherwise compiled"
+    )
+    console.print(f"asked for by name in explicit: {said(totals(book.requested))}: {verdict}")
+    console.print("\n[bold]explicit / in its place, auto")
+    for match in book.matches:
+        sides = (
+            ", ".join(short(c) for c in side[:3]) + (f" and {len(side) - 3} more" if len(side) > 3 else "")
+            for side in (match.explicit, match.auto)
+        )
+        console.print(f"{match.verdict}: {' / '.join(side or 'nothing' for side in sides)}")
+
+
+def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
+    """Bytes put in, by kind and axes, in words."""
+    return (
+        ", ".join(f"{kind} over {', '.join(axes)} {bytes:,} bytes" for (kind, axes), bytes in found.items())
+        or "nothing"
+    )
+
+
+def print_entries(console: Console, book: Account) -> None:
+    """Every collective of both compiled steps."""
+    table = Table(box=None, pad_edge=False)
+    right = ("devices", "arrays", "bytes put in", "times", "sent by a device")
+    for heading in ("twin", "collective", "axes", *right, "asked for by"):
+        table.add_column(heading, justify="right" if heading in right else "left")
+    for name, entries in book.compiled.items():
+        for c in entries:
+            times = "?" if c.count is None else str(c.count)
+            sizes = (str(c.participants), str(c.arrays), f"{c.bytes:,}", times, f"{c.total_sent:,.0f}")
+            table.add_row(name, c.kind, ", ".join(c.axes), *sizes, asked_for_by(c))
+    console.print(table)
+
+
+def asked_for_by(c: Collective) -> str:
+    """The source, and the parts of the model of which the operations' names tell."""
+    scopes = dict.fromkeys(operand.scope for operand in c.operands if operand.scope)
+    return c.source + (f" ({', '.join(scopes)})" if scopes else "")
+
+
+def short(c: Collective) -> str:
+    return f"{'' if c.count == 1 else f'{c.count or chr(63)} x '}{c.kind} of {c.bytes:,} over {', '.join(c.axes)}"

@@ -1,0 +1,265 @@
+"""The planted bugs, one row each: the right lines, the wrong ones, and what the check has to say of them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.planted import Bug, Edit
+from bench.proof import proof_dataset
+from shared.state import TrainState
+from shared.twin import Twin
+
+UNCHECKED = Edit("step.py", "partial(jax.shard_map, mesh=mesh)", "partial(jax.shard_map, mesh=mesh, check_vma=False)")
+REDUCTION = "return split(lax.pmean(join(local, size), axes), like=local, size=size)"
+AVERAGED = "sums, tokens = data_parallel.average(plan, (jax.value_and_grad(local_sum)(params), tokens))"
+DIVIDED = "loss, gradients = divided(sums, tokens)"
+NORM = "norm = optax.tree.norm(gradients)"
+KEYS = "keys_b = example_keys(state, batch.rows)"
+FORWARD = "plan.forward(params, batch.tokens, keys_b)"
+
+
+def after(line: str, *added: str) -> str:
+    """The line with others below it."""
+    return "\n    ".join([line, *added])
+
+
+class Forgetful(Twin):
+    """A twin whose resumed state has lost the optimizer's count, on which the learning rate depends."""
+
+    def place_state(self, state: TrainState) -> TrainState:
+        zero = jax.tree.map(
+            lambda leaf: np.zeros_like(leaf) if np.issubdtype(leaf.dtype, np.integer) else leaf, state.optimizer
+        )
+        return super().place_state(dataclasses.replace(state, optimizer=zero))
+
+
+class Stale(Twin):
+    """A twin whose last device keeps the rows of the batch before."""
+
+    def place_batch(self, batch: Any) -> Any:
+        before = proof_dataset(self.plan.config)(1)
+        kept = self.plan.config.batch // self.mesh.size
+        return super().place_batch(
+            jax.tree.map(lambda new, old: np.concatenate([new[:-kept], old[-kept:]]), batch, before)
+        )
+
+
+def used_as(kind: type[Twin]) -> Callable[[Twin], Twin]:
+    return lambda twin: kind(**{field.name: getattr(twin, field.name) for field in dataclasses.fields(twin)})
+
+
+BUGS = (
+    Bug(
+        "no pmean",
+        "explicit",
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, "return local")),
+        says="a reduction over data is missing",
+    ),
+    Bug(
+        "psum for pmean",
+        "explicit",
+        edits=(
+            Edit(
+                "step.py",
+                AVERAGED,
+                "sums, tokens = lax.psum(jax.value_and_grad(local_sum)(params), axes), lax.pmean(tokens, axes)",
+            ),
+        ),
+        says="gradients: 2 times the reference .*, on 2 devices along data: .*summed where the mean is meant",
+    ),
+    Bug(
+        "reduced twice",
+        "explicit",
+        edits=(
+            Edit(
+                "step.py",
+                DIVIDED,
+                after(DIVIDED, 'gradients = lax.psum(lax.pcast(gradients, axes, to="varying"), axes)'),
+            ),
+        ),
+        says="gradients: 2 times the reference .*, on 2 devices along data: reduced twice",
+    ),
+    Bug(
+        "pcast forgotten",
+        "explicit",
+        edits=(Edit("step.py", 'params = lax.pcast(state.params, axes, to="varying")', "params = state.params"),),
+        says="gradients: 2 times the reference .*, on 2 devices along data: reduced twice.*pcast",
+    ),
+    Bug(
+        "mean of means under a mask",
+        "explicit",
+        edits=(
+            Edit(
+                "step.py",
+                after(AVERAGED, DIVIDED),
+                "sums = divided(jax.value_and_grad(local_sum)(params), tokens)\n"
+                "    (loss, gradients), tokens = data_parallel.average(plan, (sums, tokens))",
+            ),
+        ),
+        says="gradients.*: exactly what comes of averaging the devices' own means",
+    ),
+    Bug(
+        "clipping by the local norm",
+        "explicit",
+        edits=(
+            UNCHECKED,
+            Edit(
+                "step.py",
+                NORM,
+                after(
+                    "def own(params):",
+                    "    logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))",
+                    "    return summed_loss(logits_bTV, batch.targets, batch.weights)",
+                    "local = jax.grad(own)(lax.pcast(state.params, 'data', to='varying'))",
+                    "norm = optax.tree.norm(local) / counted_tokens(batch.weights, plan.config.model.dtype)",
+                ),
+            ),
+        ),
+        says="parameters.*: exactly what comes of clipping by the norm of the first device's own gradients",
+        leaf="metrics.gradient_norm",
+    ),
+    Bug(
+        "clipping before the reduction",
+        "explicit",
+        edits=(
+            Edit(
+                "step.py",
+                after(AVERAGED, DIVIDED),
+                "tokens = lax.pmean(tokens, axes)\n"
+                "    loss, gradients = divided(jax.value_and_grad(local_sum)(params), tokens)\n"
+                "    gradients = clip(gradients, optax.tree.norm(gradients), plan.config.optimizer.clip)\n"
+                "    loss, gradients = data_parallel.average(plan, (loss, gradients))",
+            ),
+        ),
+        says="gradients.*: exactly what comes of clipping on each device before the reduction",
+    ),
+    Bug(
+        "one dropout mask on every device",
+        "explicit",
+        edits=(
+            Edit("step.py", KEYS, "keys_b = example_keys(state, jax.numpy.arange(batch.rows.size, dtype='uint32'))"),
+        ),
+        says="gradients.*: exactly what comes of giving every device the same dropout masks",
+    ),
+    Bug(
+        "a shifted batch shard",
+        "explicit",
+        edits=(
+            Edit(
+                "step.py",
+                FORWARD,
+                "plan.forward(params, lax.ppermute(batch.tokens, axes, [(1, 0), (0, 1)]), keys_b)",
+            ),
+        ),
+        says="gradients.*: exactly what comes of a shift: each device takes the tokens of the next",
+    ),
+    Bug(
+        "a stale batch shard",
+        "explicit",
+        wrap=used_as(Stale),
+        says="gradients.*: exactly what comes of a stale shard: device 1 has the rows of the step before",
+    ),
+    Bug(
+        "a wrong learning-rate step after resuming",
+        "explicit",
+        wrap=used_as(Forgetful),
+        says="learning_rate: exactly what comes of beginning the learning-rate schedule again",
+        leaf="learning_rate.step 5",
+    ),
+    Bug(
+        "a leaf left out of the reduction",
+        "explicit",
+        edits=(
+            UNCHECKED,
+            Edit(
+                "step.py",
+                after(AVERAGED, DIVIDED),
+                after(
+                    "local = jax.value_and_grad(local_sum)(params)",
+                    "sums, count = data_parallel.average(plan, (local, tokens))",
+                    DIVIDED.replace("tokens", "count"),
+                    'gradients["output"]["kernel"] = divided(local[1]["output"]["kernel"], tokens)',
+                    "tokens = count",
+                ),
+            ),
+        ),
+        leaf="gradients.output.kernel",
+        says=r"gradients.output.kernel: the copies .* differ .*: a reduction over data is missing",
+    ),
+    Bug(
+        "a reduction over the wrong axis",
+        "explicit",
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("axes)", "axes[:1])"))),
+        devices=4,
+        strategy="two axes",
+        says=r"a reduction over data is missing|a reduction over data \(along replica they agree\) is missing",
+    ),
+    Bug(
+        "a reduction in bfloat16",
+        "explicit",
+        edits=(
+            Edit(
+                "data_parallel.py",
+                REDUCTION,
+                "short = jax.tree.map(lambda leaf: leaf.astype('bfloat16'), join(local, size))\n"
+                "    long = jax.tree.map(lambda leaf: leaf.astype('float32'), lax.pmean(short, axes))\n"
+                "    return split(long, like=local, size=size)",
+            ),
+            Edit("data_parallel.py", "from jax import lax", "import jax\nfrom jax import lax"),
+        ),
+        says="gradients: errors of about .* as rounding to bfloat16",
+    ),
+    Bug(
+        "parameters that drift apart",
+        "explicit",
+        edits=(
+            UNCHECKED,
+            Edit(
+                "step.py",
+                "gradients = clip(gradients, norm, plan.config.optimizer.clip)",
+                after(
+                    "gradients = clip(gradients, norm, plan.config.optimizer.clip)",
+                    'drift = 1 + 1e-3 * lax.axis_index("data")',
+                    "gradients = jax.tree.map(lambda leaf: leaf * drift, gradients)",
+                ),
+            ),
+        ),
+        says=r"parameters\.\S+: the copies .* differ",
+        leaf=r"parameters\.\S+",
+    ),
+    Bug(
+        "masked tokens counted",
+        "auto",
+        edits=(Edit("step.py", "counted_tokens(batch.weights,", "counted_tokens(0 * batch.weights + 1,"),),
+        devices=1,
+        says="gradients.*: exactly what comes of dividing by all tokens",
+    ),
+    Bug(
+        "each leaf clipped by itself",
+        "auto",
+        edits=(
+            Edit(
+                "step.py",
+                "gradients = clip(gradients, norm, plan.config.optimizer.clip)",
+                "gradients = jax.tree.map(\n"
+                "        lambda leaf: clip(leaf, optax.tree.norm(leaf), plan.config.optimizer.clip), gradients\n    )",
+            ),
+        ),
+        devices=1,
+        says="parameters.*: exactly what comes of clipping each leaf by its own norm",
+        leaf=r"parameters\.\S+",
+    ),
+    Bug(
+        "the same dropout masks for each half",
+        "auto",
+        edits=(
+            Edit(
+                "step.py", "example_keys(state, batch.rows)", "example_keys(state, batch.rows % (batch.rows.size // 2))"
+            ),
+        ),
+        says="gradients.*: exactly what comes of giving every device the same dropout masks",
+    ),
+)
