@@ -130,7 +130,7 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
             "equal": report.equal,
             "problems": report.problems,
             "worst": {group: report.worst(group).name for group in groups},
-            "leaves": [dataclasses.asdict(leaf) for leaf in report.leaves],
+            "leaves": [{**dataclasses.asdict(leaf), "used": leaf.used} for leaf in report.leaves],
         }
 
     return {

@@ -70,6 +70,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     console.print(table)
     console.print(f"\n[bold]who communicates, on {rows[-1].devices} devices")
     print_entries(console, rows[-1].book)
+    print_budgets(console, rows[-1])
     console.print(f"\n{explanation(config, proof)}")
     for row in rows:
         for tier, pairs in row.proofs.items():
@@ -141,6 +142,21 @@ def kinds(sends: Sequence[Collective]) -> str:
     """How many collectives of each kind run in a step."""
     counts = {kind: sum(c.count or 1 for c in sends if c.kind == kind) for kind in dict.fromkeys(c.kind for c in sends)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+
+
+def print_budgets(console: Console, row: Row) -> None:
+    """How much of what it may be wrong by each gradient used, the worst of all pairs of steps."""
+    types = [tier for tier in ("float64", "float32", "bfloat16") if tier in row.proofs]
+    table = Table("gradient", *types, box=None, pad_edge=False)
+    used: dict[str, dict[str, float]] = {}
+    for tier in types:
+        for leaf in leaves(row, tier, "gradients"):
+            own = used.setdefault(leaf.name.removeprefix("gradients."), {})
+            own[tier] = max(own.get(tier, 0.0), leaf.used)
+    for name, shares in used.items():
+        table.add_row(name, *(f"{shares[tier]:.1%}" for tier in types))
+    console.print(f"\n[bold]budget used by each gradient, on {row.devices} devices")
+    console.print(table)
 
 
 def share(value: float, devices: int) -> str:

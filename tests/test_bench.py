@@ -33,6 +33,7 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
     for expected in (
         "largest difference, float32",
         "worst gradient",
+        "budget used by each gradient, on 2 devices",
         "verdict",
         "equal",
         "tokens [8, 8]",

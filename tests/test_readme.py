@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_there_is_something_to_test():
     assert len(PROGRAMS) == 3
-    assert len(COMMANDS) == 13
+    assert len(COMMANDS) == 16
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
@@ -33,6 +33,12 @@ def test_ci_runs_the_make_commands(command: str):
     lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if f"make {target} " in line]
     assert any(all(argument in line for argument in arguments) for line in lines)
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if " -m bench " in command])
+def test_ci_runs_the_bench_commands(command: str):
+    (line,) = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "-m bench $command" in line]
+    assert command.split(" -m bench ")[1] in shlex.split(line.split(" in ")[1].split(";")[0])
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("diff")])
@@ -62,7 +68,7 @@ def test_the_commands_on_checkpoints(tmp_path: Path):
     """In their order: train, inspect what was saved, generate from it, and save and restore once more."""
     printed = []
     for command in COMMANDS:
-        if command.startswith(".venv") and " train --steps 20" not in command:
+        if command.startswith(".venv") and not re.search(" train --steps 20| -m bench ", command):
             _, *arguments = shlex.split(command)
             folder = str(tmp_path / "checkpoints")
             done = run(sys.executable, *(folder if word == "checkpoints" else word for word in arguments))
