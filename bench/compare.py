@@ -70,9 +70,10 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
 
 
 def predicted_bytes(config: Config, devices: int) -> int:
-    """Bytes that each device puts into collectives in one step, by the strategy table."""
+    """Bytes that each device puts into collectives in one step of the explicit twin, by the strategy table."""
     strategy = find_strategy(config.strategy)
-    return sum(traffic.bytes for traffic in strategy.traffic(config, strategy.degrees(devices), "explicit"))
+    expected = strategy.traffic(config, strategy.degrees(devices), "explicit")
+    return sum(traffic.bytes for traffic in expected or [])
 
 
 def run(command: CompareCommand) -> int:
@@ -82,7 +83,7 @@ def run(command: CompareCommand) -> int:
     found = runtime.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
     console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
     counts = device_counts(found.devices)
-    places = layout(config, make_mesh(config.strategy, counts[-1]))  # says now what cannot work
+    places = layout(config, make_mesh(config.strategy, counts[-1], config.mesh))  # says now what cannot work
     timed_batch(config)
     file = open_output(command.json, "--json") if command.json else None
 

@@ -29,7 +29,7 @@ def proof_config(dtype: DType, strategy: str) -> Config:
     """The small model with everything switched on that can go wrong."""
     return Config(
         model=ModelConfig(
-            layers=2, width=32, heads=4, hidden=64, window=16, dropout=0.1, remat=False, dtype=dtype, param_dtype=dtype
+            layers=2, width=32, heads=8, hidden=64, window=16, dropout=0.1, remat=False, dtype=dtype, param_dtype=dtype
         ),
         optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
         batch=16,
@@ -93,7 +93,7 @@ def prove(
             results = {"single": single}
             for name, build in TWINS.items():
                 say(f"proving {dtype}: {name} on {devices}")
-                twin = build(config, make_mesh(config.strategy, devices))
+                twin = build(config, make_mesh(config.strategy, devices, config.mesh))
                 results[name] = observe(twin, twin.place_state(state), twin.place_batch(batch), twin.place_state)
             found[devices] = {
                 f"{one} / {other}": compare_results(results[one], results[other], work, dtype=dtype)

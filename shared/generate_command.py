@@ -59,7 +59,7 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = runtime.start_all(command.cluster, command.devices, alone=1, float64=float64)
     say = Said(processes.is_first())
-    mesh = make_mesh(config.strategy, devices)
+    mesh = make_mesh(config.strategy, devices, config.mesh)
     # Rows are split over devices, so there is at least one for each; those beyond --samples are not shown.
     split = find_strategy(config.strategy).batch_devices(mesh.shape)
     rows = -(-command.samples // split) * split

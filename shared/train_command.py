@@ -75,7 +75,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = runtime.start_all(command.cluster, command.devices, float64=float64)
     check_agreement(command, dataset)
-    twin = build(config, make_mesh(config.strategy, devices))
+    twin = build(config, make_mesh(config.strategy, devices, config.mesh))
     console = Console(highlight=False, soft_wrap=True, quiet=not processes.is_first())
     manifest = Manifest(0, config, describe_text(dataset), f"{program} on {dict(twin.mesh.shape)}", {})
     notes: list[str] = []

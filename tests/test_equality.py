@@ -1,4 +1,4 @@
-"""The two twins are the same step as the single-device one, for every strategy of the table."""
+"""The two twins are the same step as the single-device one, in data parallelism. (Others: tests/test_strategies.py.)"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shared import single_device
 from shared.config import Config
 from shared.data import Dataset
 from shared.equivalence import differing_replicas
-from shared.placement import STRATEGIES, make_mesh
+from shared.placement import make_mesh
 from shared.state import initial_state
 from shared.tolerance import tolerance, work_behind
 from shared.tree import named_leaves
@@ -32,10 +32,9 @@ def assert_proved(config: Config, counts: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_everything_switched_on(strategy: str, dtype: str):
+def test_everything_switched_on(dtype: str):
     """Loss, logits, gradients and update with dropout, an empty device, and active clipping, on 1, 2, 4, 8 devices."""
-    config = proof_config(dtype, strategy)
+    config = proof_config(dtype, "data_parallel")
     if dtype == "bfloat16":
         config = changed(config, param_dtype="float32")
     assert_proved(config, DEVICE_COUNTS)
