@@ -37,14 +37,14 @@ def extend(plan: Plan, state: TrainState, cache: Cache, tokens_BS: Array, start:
 
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens."""
-    keys_B = example_keys(state, batch.rows)
 
-    def global_sum(params: optax.Params) -> Array:
-        logits_BTV = plan.forward(params, batch.tokens, keys_B)
+    def global_sum(params: optax.Params, batch: Batch) -> Array:
+        logits_BTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
         return tensor_parallel.summed_loss(plan, logits_BTV, batch.targets, batch.weights)
 
+    sums = data_parallel.accumulate(plan, jax.value_and_grad(global_sum), state.params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
-    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(global_sum)(state.params), tokens))
+    sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)
     return loss, gradients, tokens
 

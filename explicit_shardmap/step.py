@@ -38,19 +38,19 @@ def extend(plan: Plan, state: TrainState, cache: Cache, tokens_bS: Array, start:
 
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens: equal on every device."""
-    keys_b = example_keys(state, batch.rows)
     # Over the axes on which it is whole a parameter is made varying, so that the gradients below stay local.
     varying = partial(lax.pcast, to="varying")
     params = jax.tree.map(varying, state.params, plan.layout.whole_over)
 
-    def local_sum(params: optax.Params) -> Array:
-        logits_bTV = plan.forward(params, batch.tokens, keys_b)
+    def local_sum(params: optax.Params, batch: Batch) -> Array:
+        logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
         return tensor_parallel.summed_loss(plan, logits_bTV, batch.targets, batch.weights)
 
+    sums = data_parallel.accumulate(plan, jax.value_and_grad(local_sum), params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
     # Devices may count different numbers of tokens, and then the mean of their means is not the mean: sums and counts
     # are averaged, and divided afterwards.
-    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(local_sum)(params), tokens))
+    sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)
     return loss, gradients, tokens * plan.layout.batch_devices
 

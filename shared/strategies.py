@@ -17,8 +17,13 @@ from jax.sharding import PartitionSpec as P
 from shared.config import Config, check
 from shared.traffic import Traffic, predicted, split_axes
 
-AXES = ("data", "fsdp", "context", "tensor")
-"""All mesh axes, outermost first: devices along the last are nearest to one another, and talk most."""
+AXES = {
+    "data": "rows of the batch",
+    "fsdp": "rows of the batch, and the parameters",
+    "context": "the sequence",
+    "tensor": "heads, hidden units and vocabulary",
+}
+"""All mesh axes with what they split, outermost first: devices along the last are nearest, and talk most."""
 
 PARAMETERS = (
     (r"attention\.(query|key|value)\.kernel$", P(None, "fsdp", "tensor")),  # (L, D, H, K)
@@ -140,6 +145,13 @@ def find_strategy(name: str) -> Strategy:
     """The table's row of this name. Raises ValueError naming those there are."""
     check(name in STRATEGIES, f"no strategy is called {name!r}; choose one of: {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
+
+
+def describe(config: Config) -> str:
+    """The summary of the strategy, or what the axes of the mesh split that is given in its place."""
+    if not config.mesh:
+        return find_strategy(config.strategy).summary
+    return ", ".join(f"{axis} splits {what}" for axis, what in AXES.items() if f"{axis}=" in config.mesh)
 
 
 def read_mesh(text: str, devices: int) -> dict[str, int]:

@@ -18,11 +18,12 @@ from shared.corpus import CORPORA, read_corpus, read_file, split
 from shared.data import Dataset
 from shared.drawing import draw_placement
 from shared.manifest import Manifest, describe_text, flat, misfits, numbered_steps
-from shared.placement import find_strategy, make_mesh
+from shared.placement import make_mesh
 from shared.processes import Cluster, StopSignals
 from shared.profiling import Profile
 from shared.reporter import Reporter, open_output
 from shared.state import TrainState
+from shared.strategies import describe
 from shared.training import Action, evaluate, every, train
 from shared.twin import Twin
 
@@ -89,7 +90,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
         console.print(found.describe())
         console.print(
             f"{program}: {config.strategy} over {dict(twin.mesh.shape)}, "
-            f"{find_strategy(config.strategy).summary}; "
+            f"{describe(config)}; "
             f"{dataset.text.size:,} bytes to train on, {dataset.batches_per_epoch} batches an epoch"
         )
         for note in notes:

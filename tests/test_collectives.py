@@ -65,6 +65,21 @@ def test_in_a_loop_that_computes_again_too(strategy: str, mesh: str):
     assert sent(config, "explicit", 8) == expected(config, "explicit", 8)
 
 
+@pytest.mark.parametrize("name", TWINS)
+def test_microbatches_are_reduced_once(name: str):
+    """Not in every turn of their loop: one all-reduce, of as many bytes as without them."""
+    config = dataclasses.replace(proof_config("float32", "data_parallel"), microbatches=2)
+    twin = TWINS[name](config, make_mesh(config.strategy, 8))
+    (found,) = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    assert (found.kind, found.count, found.bytes) == ("all_reduce", 1, predicted_bytes(config, 8))
+
+
+def test_microbatches_gather_parameters_anew():
+    """Kept gathered for the whole loop, they would take the memory that fsdp is there to save."""
+    config = dataclasses.replace(proof_config("float32", "fsdp"), microbatches=2)
+    assert sent(config, "explicit", 8) == expected(config, "explicit", 8)
+
+
 def test_the_auto_twin_sends_what_is_predicted_of_data_parallelism():
     config = proof_config("float32", "data_parallel")
     assert sent(config, "auto", 8) == expected(config, "auto", 8)

@@ -114,3 +114,9 @@ def test_a_mesh_is_read_in_the_order_of_the_axes():
 def test_another_mesh_than_the_one_asked_for_is_refused():
     with pytest.raises(ValueError, match="mesh=data=8 is asked for, but the mesh made is"):
         layout(small_config(strategy="fsdp", mesh="data=8"), make_mesh("fsdp", MOST))
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "mixture"])
+def test_microbatches_are_the_batch(strategy: str):
+    """With dropout, and with other numbers of counted tokens in each: sums and counts are added up, divided once."""
+    assert_proved(dataclasses.replace(proof_config("float64", strategy), microbatches=2), [MOST])
