@@ -13,7 +13,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from auto_sharding import context_parallel, data_parallel, fsdp, tensor_parallel
+from auto_sharding import accumulation, context_parallel, data_parallel, fsdp, tensor_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
@@ -42,7 +42,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
         logits_BTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
         return tensor_parallel.summed_loss(plan, logits_BTV, batch.targets, batch.weights)
 
-    sums = data_parallel.accumulate(plan, jax.value_and_grad(global_sum), state.params, batch)
+    sums = accumulation.accumulate(plan, jax.value_and_grad(global_sum), state.params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
     sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)

@@ -4,42 +4,15 @@ The strategy table (shared/strategies.py) says what each device holds; here is w
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shared.buckets import join, split
-from shared.data import Batch, microbatches
 from shared.placement import split_axes
 from shared.twin import Plan
-
-
-def accumulate(plan: Plan, gradients: Callable[..., Any], params: Any, batch: Batch) -> Any:
-    """Sums of loss and gradients over the microbatches, which go through the model one after the other.
-
-    gradients: (params, batch) to (loss, gradients), both local sums. Nothing is reduced in the loop for the axes on
-    which parameters are whole: that is done once, of the sums. (fsdp's parameters are gathered for each microbatch.)
-    """
-    if plan.config.microbatches == 1:
-        return gradients(params, batch)
-    layout, parts = plan.layout, microbatches(batch, plan.config.microbatches)
-    axes = jax.tree.map(lambda spec, over: (*split_axes(spec), *over), layout.state.params, layout.whole_over)
-    loss = jnp.zeros((), jnp.promote_types(plan.config.model.dtype, jnp.float32))
-    nothing = jax.tree.map(
-        lambda leaf, over: lax.pcast(jnp.zeros(leaf.shape, leaf.dtype), over, to="varying"),  # as what is added to it
-        (loss, params),
-        (layout.batch_axes, axes),
-    )
-
-    def add(sums: Any, part: Batch) -> tuple[Any, None]:
-        # The barrier keeps gathers in the loop. Before it, gathered parameters would be kept for all of its turns.
-        return jax.tree.map(jnp.add, sums, gradients(*lax.optimization_barrier((params, part)))), None
-
-    return lax.scan(add, nothing, parts)[0]
 
 
 def average(plan: Plan, local: Any) -> Any:

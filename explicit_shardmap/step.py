@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from explicit_shardmap import context_parallel, data_parallel, fsdp, tensor_parallel
+from explicit_shardmap import accumulation, context_parallel, data_parallel, fsdp, tensor_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
@@ -46,7 +46,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
         logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
         return tensor_parallel.summed_loss(plan, logits_bTV, batch.targets, batch.weights)
 
-    sums = data_parallel.accumulate(plan, jax.value_and_grad(local_sum), params, batch)
+    sums = accumulation.accumulate(plan, jax.value_and_grad(local_sum), params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
     # Devices may count different numbers of tokens, and then the mean of their means is not the mean: sums and counts
     # are averaged, and divided afterwards.

@@ -147,6 +147,11 @@ def find_strategy(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
+def label(config: Config) -> str:
+    """What to call the strategy of a run, whose mesh may be another than the strategy's own."""
+    return "mixture" if config.mesh and config.strategy == "data_parallel" else config.strategy
+
+
 def describe(config: Config) -> str:
     """The summary of the strategy, or what the axes of the mesh split that is given in its place."""
     if not config.mesh:

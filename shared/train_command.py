@@ -23,7 +23,7 @@ from shared.processes import Cluster, StopSignals
 from shared.profiling import Profile
 from shared.reporter import Reporter, open_output
 from shared.state import TrainState
-from shared.strategies import describe
+from shared.strategies import describe, label
 from shared.training import Action, evaluate, every, train
 from shared.twin import Twin
 
@@ -89,7 +89,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
         file = stack.enter_context(open_output(kept, "--metrics", append=command.resume)) if kept else None
         console.print(found.describe())
         console.print(
-            f"{program}: {config.strategy} over {dict(twin.mesh.shape)}, "
+            f"{program}: {label(config)} over {dict(twin.mesh.shape)}, "
             f"{describe(config)}; "
             f"{dataset.text.size:,} bytes to train on, {dataset.batches_per_epoch} batches an epoch"
         )
