@@ -1,6 +1,6 @@
 """Data parallelism by placement: each device has its own rows of the batch, and all parameters and optimizer state.
 
-The strategy table (shared/placement.py) says so, and with that all is said: nothing is sent by name.
+The strategy table (shared/strategies.py) says so, and with that all is said: nothing is sent by name.
 """
 
 from typing import Any
@@ -14,4 +14,9 @@ def average(plan: Plan, local: Any) -> Any:
     Each device computes the share of its own rows. The parameters are asked for whole on every device, and so the
     compiler has to insert one all-reduce.
     """
+    return average_alike(plan, local, plan.layout.batch_axes)
+
+
+def average_alike(plan: Plan, local: Any, axes: tuple[str, ...]) -> Any:
+    """Nothing to do, over whichever axes."""
     return local

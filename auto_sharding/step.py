@@ -13,14 +13,15 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from auto_sharding import data_parallel
+from auto_sharding import accumulation, context_parallel, data_parallel, fsdp, tensor_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
-from shared.loss import counted_tokens, divided, summed_loss
+from shared.loss import counted_tokens, divided
+from shared.model import Seams
 from shared.optimizer import clip
-from shared.placement import layout
-from shared.state import TrainState, example_keys, make_forward, next_state
+from shared.placement import Layout, layout
+from shared.state import TrainState, example_keys, make_forward
 from shared.twin import Plan, Twin, metrics_of
 
 
@@ -36,14 +37,14 @@ def extend(plan: Plan, state: TrainState, cache: Cache, tokens_BS: Array, start:
 
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens."""
-    keys_B = example_keys(state, batch.rows)
 
-    def global_sum(params: optax.Params) -> Array:
-        logits_BTV = plan.forward(params, batch.tokens, keys_B)
-        return summed_loss(logits_BTV, batch.targets, batch.weights)
+    def global_sum(params: optax.Params, batch: Batch) -> Array:
+        logits_BTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
+        return tensor_parallel.summed_loss(plan, logits_BTV, batch.targets, batch.weights)
 
+    sums = accumulation.accumulate(plan, jax.value_and_grad(global_sum), state.params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
-    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(global_sum)(state.params), tokens))
+    sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)
     return loss, gradients, tokens
 
@@ -51,24 +52,39 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
 def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
     """The next state and the metrics of this step."""
     loss, gradients, tokens = loss_and_grads(plan, state, batch)
-    norm = optax.tree.norm(gradients)
+    norm = fsdp.norm(plan, gradients)
     gradients = clip(gradients, norm, plan.config.optimizer.clip)
-    return next_state(plan.config, state, gradients), metrics_of(loss, norm, tokens)
+    return fsdp.update(plan, state, gradients), metrics_of(loss, norm, tokens)
+
+
+def seams(layout: Layout) -> Seams:
+    """What each strategy has to say inside the model; nothing, where the mesh lacks its axis."""
+    return Seams(
+        attention=context_parallel.attention(layout),
+        heads=tensor_parallel.heads(layout),
+        reduce=tensor_parallel.reduce(layout),
+        enter=tensor_parallel.enter(layout),
+        stream=fsdp.stream(layout),
+        outer=fsdp.outer(layout),
+        layers=fsdp.layers(layout),
+        positions=context_parallel.positions(layout),
+    )
 
 
 def build(config: Config, mesh: Mesh) -> Twin:
     """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
-    plan = Plan(config, layout(config, mesh), make_forward(config), make_extend(config))
-    state, batch, cache, everywhere = (
-        plan.layout.shardings(specs) for specs in (plan.layout.state, plan.layout.batch, plan.layout.cache, P())
-    )
+    places = layout(config, mesh)
+    extending = make_extend(config, seams(places.with_whole_sequences()))
+    plan = Plan(config, places, make_forward(config, seams(places)), extending)
+    state, batch, cache, everywhere = map(places.shardings, (places.state, places.batch, places.cache, P()))
+    logits_BTV, logits_BSV = map(places.shardings, (places.logits, places.with_whole_sequences().logits))
     return Twin(
         plan,
-        logits=jax.jit(partial(logits, plan), in_shardings=(state, batch.tokens), out_shardings=batch.tokens),
+        logits=jax.jit(partial(logits, plan), in_shardings=(state, batch.tokens), out_shardings=logits_BTV),
         extend=jax.jit(
             partial(extend, plan),
-            in_shardings=(state, cache, batch.tokens, everywhere),
-            out_shardings=(batch.tokens, cache),
+            in_shardings=(state, cache, batch.rows, everywhere),
+            out_shardings=(logits_BSV, cache),
             donate_argnums=1,
         ),
         loss_and_grads=jax.jit(

@@ -11,16 +11,18 @@ from rich.table import Table
 import explicit_shardmap
 from shared.config import Config
 from shared.ledger import Collective, Match, matched, totals
-from shared.placement import Traffic, find_strategy, make_mesh
+from shared.placement import find_strategy, make_mesh
 from shared.requested import requested
+from shared.strategies import degrees_of, label
+from shared.traffic import Traffic
 
 
 @dataclass(frozen=True)
 class Account:
     """The ledger of one strategy on one mesh."""
 
-    predicted: Mapping[str, list[Traffic]]
-    """Twin to the strategy table's formula."""
+    predicted: Mapping[str, list[Traffic] | None]
+    """Twin to the strategy table's formula, or None where it has none."""
     compiled: Mapping[str, list[Collective]]
     """Twin to the collectives of its compiled training step."""
     requested: list[Collective]
@@ -29,16 +31,19 @@ class Account:
 
     @property
     def kept(self) -> Mapping[str, bool]:
-        """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes."""
-        return {name: totals(self.predicted[name]) == totals(self.compiled[name]) for name in self.compiled}
+        """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes; if there is one."""
+        return {
+            name: totals(predicted) == totals(self.compiled[name])
+            for name, predicted in self.predicted.items()
+            if predicted is not None
+        }
 
 
 def account(config: Config, devices: int, compiled: Mapping[str, list[Collective]]) -> Account:
     """Put the twins' collectives beside the prediction and each other."""
-    strategy = find_strategy(config.strategy)
-    twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices))
+    twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices, config.mesh))
     by_name = requested(twin.train_step, twin.shapes(), twin.mesh)
-    predicted = {name: strategy.traffic(config, strategy.degrees(devices), name) for name in compiled}
+    predicted = {name: find_strategy(config.strategy).traffic(config, twin.mesh.shape, name) for name in compiled}
     return Account(predicted, compiled, by_name, matched(compiled["explicit"], compiled["auto"]))
 
 
@@ -55,7 +60,10 @@ def as_data(book: Account) -> dict[str, Any]:
         }
 
     return {
-        "predicted": {name: [traffic._asdict() for traffic in entries] for name, entries in book.predicted.items()},
+        "predicted": {
+            name: None if entries is None else [traffic._asdict() for traffic in entries]
+            for name, entries in book.predicted.items()
+        },
         "compiled": {name: [entry(c) for c in entries] for name, entries in book.compiled.items()},
         "as_predicted": book.kept,
         "requested": [entry(c) for c in book.requested],
@@ -71,13 +79,16 @@ def as_data(book: Account) -> dict[str, Any]:
 
 def print_account(console: Console, config: Config, devices: int, book: Account) -> None:
     """The entries of both twins, the prediction, and how the twins' collectives match."""
-    degrees = " x ".join(f"{axis} {size}" for axis, size in find_strategy(config.strategy).degrees(devices).items())
-    console.print(f"\n[bold]one training step, {config.strategy} over {degrees}")
+    degrees = " x ".join(f"{axis} {size}" for axis, size in degrees_of(config, devices).items())
+    console.print(f"\n[bold]one training step, {label(config)} over {degrees}")
     print_entries(console, book)
     console.print()
-    for name, kept in book.kept.items():
-        verdict = "[green]as compiled" if kept else "[red]NOT as compiled"
-        console.print(f"predicted for {name}: {said(totals(book.predicted[name]))}: {verdict}")
+    for name, predicted in book.predicted.items():
+        if predicted is None:
+            console.print(f"predicted for {name}: not predicted, the partitioner decides")
+        else:
+            verdict = "[green]as compiled" if book.kept[name] else "[red]NOT as compiled"
+            console.print(f"predicted for {name}: {said(totals(predicted))}: {verdict}")
     verdict = (
         "[green]as compiled"
         if totals(book.requested) == totals(book.compiled["explicit"])

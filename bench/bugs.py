@@ -1,6 +1,6 @@
 """`python -m bench bugs`: would the proof notice? It is tried on steps with a known mistake in them.
 
-Every planted bug (bench/bug_table.py) must be caught by the comparison with the single-device step, with a differing
+Every planted bug (bench/*_bugs.py) must be caught by the comparison with the single-device step, with a differing
 leaf and the likely cause in its message; and the same comparison must find nothing wrong with the steps as they are.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import TWINS
-from bench.bug_table import BUGS
+from bench import TWINS, data_bugs, model_bugs
 from bench.planted import Bug, planted
 from bench.proof import Truth, compiled_together, computing_in, proof_config, truth
 from bench.trajectories import compare_trajectories, trajectory, trajectory_config
@@ -26,6 +25,8 @@ from shared.config import Config
 from shared.equivalence import Report
 from shared.placement import make_mesh
 from shared.reporter import open_output
+
+BUGS = (*data_bugs.BUGS, *model_bugs.BUGS)
 
 
 @dataclass(frozen=True)
@@ -72,28 +73,31 @@ def small_trajectory() -> dict[str, Any]:
     return trajectory(single_device.build(config).train_step, config, lambda state: state, lambda batch: batch)
 
 
-def tiers(build: Callable[..., Any], strategy: str, devices: int) -> Iterator[tuple[str, Report]]:
+def tiers(build: Callable[..., Any], strategy: str, devices: int, mesh: str = "") -> Iterator[tuple[str, Report]]:
     """The comparison of one step with the truth, tier by tier."""
     true = small_truth()
-    config = dataclasses.replace(true.config, strategy=strategy)
-    mesh = make_mesh(strategy, devices)
+    places = make_mesh(strategy, devices, mesh)
+
+    def built(config: Config) -> Any:
+        return build(dataclasses.replace(small(config), strategy=strategy, mesh=mesh), places)
+
     with computing_in("float32"):
-        twin = build(config, mesh)
+        twin = built(true.config)
         state, batch = twin.place_state(true.state), twin.place_batch(true.batch)
         programs = compiled_together(twin, state, batch)
         results = {**true.results, "first": programs.observe(state, batch, twin.place_state)}
-        yield "float32", true.compare(results, ("single", "first"), suspects=true.suspects(devices))
+        yield "float32", true.compare(results, ("single", "first"), suspects=true.suspects(places))
         results["again"] = programs.observe(state, batch, twin.place_state)
         yield "repeated run", true.compare(results, ("first", "again"), relative=0)
-        config = dataclasses.replace(small(trajectory_config("sgd", "data_parallel")), strategy=strategy)
-        twin = build(config, mesh)
+        config = small(trajectory_config("sgd", "data_parallel"))
+        twin = built(config)
         found = trajectory(twin.train_step, config, twin.place_state, twin.place_batch)
         yield "trajectory", compare_trajectories(config, small_trajectory(), found)
 
 
-def examine(name: str, twin: str, build: Callable[..., Any], strategy: str, devices: int) -> Finding:
+def examine(name: str, twin: str, build: Callable[..., Any], strategy: str, devices: int, mesh: str = "") -> Finding:
     """The first tier in which something differs, and what it says."""
-    for tier, report in tiers(build, strategy, devices):
+    for tier, report in tiers(build, strategy, devices, mesh):
         if report.equal:
             continue
         failed = [leaf for leaf in report.leaves if not leaf.equal]
@@ -109,7 +113,7 @@ def examine(name: str, twin: str, build: Callable[..., Any], strategy: str, devi
 def examine_bug(bug: Bug) -> Finding:
     """What the check says of a step with the bug."""
     with planted(bug) as build:
-        return examine(bug.name, bug.twin, build, bug.strategy, bug.devices)
+        return examine(bug.name, bug.twin, build, bug.strategy, bug.devices, bug.mesh)
 
 
 def run(command: BugsCommand) -> int:

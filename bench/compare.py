@@ -73,18 +73,18 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
 
 
 def prove_tiers(
-    strategy: str, counts: Sequence[int], say: Callable[[str], None]
+    strategy: str, mesh: str, counts: Sequence[int], say: Callable[[str], None]
 ) -> dict[int, dict[str, dict[str, Report]]]:
     """Number of devices to tier to pair to report; the longer tiers on the largest number only."""
     found: dict[int, dict[str, dict[str, Report]]] = {devices: {} for devices in counts}
     for dtype in DTYPES:
-        for devices, pairs in prove(proof_config(dtype, strategy), counts, say).items():
+        for devices, pairs in prove(proof_config(dtype, strategy, mesh), counts, say).items():
             found[devices][dtype] = pairs
     most = found[counts[-1]]
-    most |= {"bfloat16": prove(proof_config("bfloat16", strategy), counts[-1:], say)[counts[-1]]}
+    most |= {"bfloat16": prove(proof_config("bfloat16", strategy, mesh), counts[-1:], say)[counts[-1]]}
     for name, optimizer in {"SGD": "sgd", "Adam (smoke)": "adamw"}.items():
         say(f"proving a trajectory of {optimizer} on {counts[-1]}")
-        most[f"trajectory, {name}"] = trajectories(optimizer, strategy, counts[-1])
+        most[f"trajectory, {name}"] = trajectories(optimizer, strategy, counts[-1], mesh)
     return found
 
 
@@ -95,13 +95,15 @@ def run(command: CompareCommand) -> int:
     found = runtime.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
     console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
     counts = device_counts(found.devices)
-    places = layout(config, make_mesh(config.strategy, counts[-1]))  # says now what cannot work
+    if config.mesh:
+        counts = counts[-1:]
+    places = layout(config, make_mesh(config.strategy, counts[-1], config.mesh))  # says now what cannot work
     timed_batch(config)
     file = open_output(command.json, "--json") if command.json else None
 
     with console.status("starting") as status:
         say = functools.partial(progress, console, status)
-        proofs = prove_tiers(config.strategy, counts, say)
+        proofs = prove_tiers(config.strategy, config.mesh, counts, say)
         measured = measure(config, counts, command.rounds, say)
     rows = [Row(devices, proofs[devices], **values) for devices, values in zip(counts, measured, strict=True)]
     console.print(found.describe())

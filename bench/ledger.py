@@ -86,7 +86,7 @@ def run(command: LedgerCommand) -> int:
     """Print the ledger; return 0 if both compiled programs hold to what the strategy table predicts, 1 otherwise."""
     config = command.config
     found = runtime.start(command.devices, float64="float64" in (config.model.dtype, config.model.param_dtype))
-    mesh = make_mesh(config.strategy, command.devices)
+    mesh = make_mesh(config.strategy, command.devices, config.mesh)
     layout(config, mesh)  # says now what cannot work
     timed_batch(config)
     check(command.devices > 1, "one device sends nothing; give --devices 2 or more")

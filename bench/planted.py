@@ -9,17 +9,12 @@ import importlib
 import shutil
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest import mock
 
-from jax.sharding import PartitionSpec as P
-
-from shared import placement
-from shared.placement import Strategy
 from shared.twin import Twin
 
 ROOT = Path(__file__).parent.parent
@@ -51,23 +46,17 @@ class Bug:
     wrap: Callable[[Twin], Twin] = lambda twin: twin
     """A change to how the twin is used, for what is no part of its source."""
     strategy: str = "data_parallel"
-
-
-TWO_AXES = Strategy(
-    summary="rows over two axes",
-    degrees=lambda devices: {"replica": devices // 2, "data": 2},
-    batch=P(("replica", "data")),
-    parameters=(),
-    traffic=lambda config, degrees, twin: [],
-)
-"""Only here: data parallelism over two axes, of which one can be forgotten."""
+    mesh: str = ""
+    """Axes and degrees in place of the strategy's own."""
+    patch: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Within it the step is built and traced: for mistakes in what both twins stand on."""
 
 
 @contextmanager
 def planted(bug: Bug) -> Generator[Callable[..., Twin]]:
     """The `build` of a twin with the bug in it. Raises ValueError if the lines to change are not in its source."""
     package = {"auto": "auto_sharding", "explicit": "explicit_shardmap"}[bug.twin]
-    with TemporaryDirectory() as folder, mock.patch.dict(placement.STRATEGIES, {"two axes": TWO_AXES}):
+    with TemporaryDirectory() as folder, bug.patch():
         shutil.copytree(ROOT / package, Path(folder) / package)
         for edit in bug.edits:
             path = Path(folder) / package / edit.file

@@ -8,6 +8,7 @@ same with this file, and bench/bugs.py tries it on steps that are wrong.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +17,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from bench import TWINS
-from bench.suspects import suspects
+from bench.suspects import context_suspects, suspects, tensor_suspects
 from shared import single_device
 from shared.config import Config, DType, ModelConfig, OptimizerConfig
 from shared.data import Batch, Dataset
 from shared.diagnosis import Suspect
 from shared.equivalence import Report, compare_results
-from shared.placement import make_mesh
+from shared.model import Seams
+from shared.placement import find_strategy, make_mesh
 from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state, initial_state
 from shared.tolerance import work_behind
@@ -34,13 +37,13 @@ BFLOAT16_FACTOR = 5e-4
 by more than 0.001. Half of that 0.001, since a gradient wrong by a factor of 1.001 has to be seen."""
 
 
-def proof_config(dtype: DType, strategy: str) -> Config:
+def proof_config(dtype: DType, strategy: str, mesh: str = "") -> Config:
     """The small model with everything switched on that can go wrong; bfloat16 keeps its parameters in float32."""
     return Config(
         model=ModelConfig(
             layers=2,
             width=32,
-            heads=4,
+            heads=8,
             hidden=64,
             window=16,
             dropout=0.1,
@@ -51,6 +54,7 @@ def proof_config(dtype: DType, strategy: str) -> Config:
         optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
         batch=16,
         strategy=strategy,
+        mesh=mesh,
     )
 
 
@@ -156,8 +160,8 @@ class Truth:
     results: Mapping[str, Any]
     """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (float64: the
     oracle is that)."""
-    alone: Callable[[Batch], dict[str, Any]]
-    """What the single-device step makes of another batch, to try suspicions on."""
+    alone: Callable[..., dict[str, Any]]
+    """What the single-device step makes of another batch, with other seams and changed parameters if they are given."""
 
     def compare(self, results: Mapping[str, Any], pair: tuple[str, str], **options: Any) -> Report:
         """Two of these results, by the rule for this configuration."""
@@ -165,9 +169,20 @@ class Truth:
         work = work_behind(self.state.params, self.batch)
         return compare_results(one, other, work, dtype=self.config.model.dtype, **options)
 
-    def suspects(self, devices: int) -> list[Suspect]:
-        """What may have gone wrong over so many devices."""
-        return list(suspects(self.config, self.state, self.batch, devices, self.alone, proof_dataset(self.config)(1)))
+    def suspects(self, mesh: Mesh) -> list[Suspect]:
+        """What may have gone wrong on this mesh."""
+        return [
+            *suspects(
+                self.config,
+                self.state,
+                self.batch,
+                find_strategy(self.config.strategy).batch_devices(mesh.shape),
+                self.alone,
+                proof_dataset(self.config)(1),
+            ),
+            *context_suspects(self.batch, mesh.shape.get("context", 1), self.alone),
+            *tensor_suspects(self.batch, mesh.shape.get("tensor", 1), self.alone),
+        ]
 
 
 def truth(config: Config) -> Truth:
@@ -175,15 +190,20 @@ def truth(config: Config) -> Truth:
     batch = proof_batch(config)
     exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float64", param_dtype="float64"))
 
-    def single(form: Config) -> tuple[TrainState, Callable[[Batch], dict[str, Any]]]:
+    def single(form: Config) -> tuple[TrainState, Callable[..., dict[str, Any]]]:
+        @functools.cache
+        def programs(seams: Seams) -> Programs:
+            return compiled_together(single_device.build(form, seams), state, batch)
+
+        def alone(
+            batch: Batch, seams: Seams = Seams(), change: Callable[[Any], Any] = lambda params: params
+        ) -> dict[str, Any]:
+            with computing_in(form.model.dtype):
+                begin = dataclasses.replace(state, params=change(state.params))
+                return jax.device_get(programs(seams).observe(begin, batch, lambda state: state))
+
         with computing_in(form.model.dtype):
             state = proof_state(form)
-            programs = compiled(single_device.build(form), state, batch)
-
-        def alone(batch: Batch) -> dict[str, Any]:
-            with computing_in(form.model.dtype):
-                return jax.device_get(programs.observe(state, batch, lambda state: state))
-
         return state, alone
 
     state, alone = single(exact)
@@ -217,11 +237,11 @@ def prove(
             again = {}
             for name, build in TWINS.items():
                 say(f"proving {config.model.dtype}: {name} on {devices}")
-                twin = build(config, make_mesh(config.strategy, devices))
+                twin = build(config, make_mesh(config.strategy, devices, config.mesh))
                 state, batch = twin.place_state(true.state), twin.place_batch(true.batch)
                 programs = compile(twin, state, batch)
                 results[name], again[name] = (programs.observe(state, batch, twin.place_state) for _ in range(2))
-            likely = true.suspects(devices)
+            likely = true.suspects(twin.mesh)
             found[devices] = {
                 " / ".join(pair): true.compare(
                     results,

@@ -134,7 +134,10 @@ def leaves(row: Row, dtype: str, group: str) -> list[Leaf]:
 
 def prediction(book: Account, name: str) -> str:
     """The bytes that the strategy table predicts, and whether kinds, axes and bytes are those of the program."""
-    bytes = sum(traffic.bytes for traffic in book.predicted[name])
+    predicted = book.predicted[name]
+    if predicted is None:
+        return "not predicted"
+    bytes = sum(traffic.bytes for traffic in predicted)
     return f"{bytes:,}" if book.kept[name] else f"[red]{bytes:,}: WRONG"
 
 

@@ -5,16 +5,21 @@ hint that names one of them is a finding. The proof tries them on whatever diffe
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from shared.config import Config
 from shared.data import Batch
 from shared.diagnosis import Suspect
+from shared.model import Seams
 from shared.state import TrainState
+from shared.tree import leaf_name
 
 Results = dict[str, Any]
 
@@ -106,6 +111,73 @@ def suspects(
         "clipping by the norm of the first device's own gradients",
         lambda: updated(state, clipped(config, alone(batch)["gradients"], by=own(0)["gradients"])),
     )
+
+
+def context_suspects(batch: Batch, devices: int, alone: Callable[..., Results]) -> Iterator[Suspect]:
+    """The mistakes that can be made with sequences that are split over so many devices."""
+    window = batch.tokens.shape[1]
+    size = window // devices
+    if devices == 1 or size * devices != window:
+        return
+    device = np.arange(window) // size
+    causal = np.tri(window, dtype=bool)
+    own = device[:, None] == device[None, :]
+
+    def attending(times: np.ndarray) -> Callable[[], Results]:
+        """Attention in which a query meets each key so many times."""
+        return lambda: alone(batch, Seams(attention=functools.partial(counted_attention, jnp.asarray(times))))
+
+    yield Suspect(
+        "positions that begin again on each device",
+        lambda: alone(batch, Seams(positions=lambda count: jnp.arange(count) % size)),
+    )
+    yield Suspect(
+        "attention without each device's place in the sequence: it sees blocks that are in the future",
+        attending(np.where(own, causal, True)),
+    )
+    yield Suspect("attention within each device's own block: keys and values never arrive", attending(own & causal))
+    yield Suspect(
+        "a stale key and value block: the ring does not turn, and each device meets its own again and again",
+        attending(own * (causal + device[:, None])),
+    )
+    yield Suspect(
+        "targets shifted within each device's part of the sequence, where the next token is another device's",
+        lambda: alone(
+            dataclasses.replace(
+                batch, targets=np.roll(batch.tokens.reshape(-1, devices, size), -1, 2).reshape(batch.tokens.shape)
+            )
+        ),
+    )
+
+
+def tensor_suspects(batch: Batch, devices: int, alone: Callable[..., Results]) -> Iterator[Suspect]:
+    """The mistakes that can be made with products that are split over so many devices."""
+    if devices == 1:
+        return
+
+    def bias_too_often() -> Results:
+        """A bias that counts n times is a bias of n times the size, whose gradient is n times as large."""
+        results = alone(batch, change=lambda params: scaled_bias(params, devices))
+        changed = scaled_bias(results["gradients"], devices)
+        return {"loss": results["loss"], "logits": results["logits"], "gradients": changed}
+
+    yield Suspect(
+        f"adding the feed-forward bias on each of {devices} devices, and then the parts of the sum", bias_too_often
+    )
+
+
+def scaled_bias(params: Any, factor: int) -> Any:
+    """Parameters, or gradients, with the second feed-forward bias so many times as large."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf * factor if leaf_name(path).endswith("contract.bias") else leaf, params
+    )
+
+
+def counted_attention(times_TT: Array, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+    """Softmax attention in which each query meets each key so many times. Returns (B, T, H, K)."""
+    scores_BHTT = jnp.einsum("bqhk,bshk->bhqs", query_BTHK, key_BTHK) * query_BTHK.shape[-1] ** -0.5
+    scores_BHTT = jnp.where(times_TT > 0, scores_BHTT + jnp.log(jnp.maximum(times_TT, 1)), -jnp.inf)
+    return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores_BHTT).astype(value_BTHK.dtype), value_BTHK)
 
 
 def mean(results: list[Results]) -> Results:

@@ -50,7 +50,7 @@ def contestant(name: str, config: Config, devices: int) -> Contestant:
     if name == "compute only":
         twin, step = compile_compute_only(config, devices)
     else:
-        twin = TWINS[name](config, make_mesh(config.strategy, devices))
+        twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
         step = compile_readable(twin.train_step, *twin.shapes())
     state, batch = twin.init(jax.random.key(config.seed)), twin.place_batch(timed_batch(config))
     made = Contestant(step, state, batch, sends=collectives(step, twin.mesh))

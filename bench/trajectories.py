@@ -35,9 +35,9 @@ OPTIMIZERS = {
 }
 
 
-def trajectory_config(optimizer: str, strategy: str) -> Config:
+def trajectory_config(optimizer: str, strategy: str, mesh: str = "") -> Config:
     """The proof's model with one block, at a learning rate that is another in every step."""
-    config = proof_config("float32", strategy)
+    config = proof_config("float32", strategy, mesh)
     model = dataclasses.replace(config.model, layers=1)
     return dataclasses.replace(config, model=model, optimizer=OPTIMIZERS[optimizer], steps=STEPS)
 
@@ -81,14 +81,14 @@ def compare_trajectories(config: Config, expected: Mapping[str, Any], found: Map
     return compare_results(expected, found, work, relative=STEPS * tolerance("float32", work), suspects=[forgotten])
 
 
-def trajectories(optimizer: str, strategy: str, devices: int) -> dict[str, Report]:
+def trajectories(optimizer: str, strategy: str, devices: int, mesh: str = "") -> dict[str, Report]:
     """The single-device step's trajectory beside each twin's: `single / auto` and `single / explicit`."""
-    config = trajectory_config(optimizer, strategy)
+    config = trajectory_config(optimizer, strategy, mesh)
     with computing_in("float32"):
         single = trajectory(single_device.build(config).train_step, config, lambda state: state, lambda batch: batch)
         found = {}
         for name, build in TWINS.items():
-            twin = build(config, make_mesh(strategy, devices))
+            twin = build(config, make_mesh(strategy, devices, mesh))
             other = trajectory(twin.train_step, config, twin.place_state, twin.place_batch)
             found[f"single / {name}"] = compare_trajectories(config, single, other)
     return found

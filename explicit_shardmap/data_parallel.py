@@ -1,27 +1,55 @@
 """Data parallelism by hand: each device has its own rows of the batch, and all parameters and optimizer state.
 
-The strategy table (shared/placement.py) says what each device holds; here is what they send each other.
+The strategy table (shared/strategies.py) says what each device holds; here is what they send each other.
 """
 
+import math
 from typing import Any
 
+import jax
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from shared.buckets import join, split
+from shared.placement import split_axes
 from shared.twin import Plan
 
 
 def average(plan: Plan, local: Any) -> Any:
-    """Average what the devices have, gradients and all: one all-reduce.
+    """Average what the devices have, ((loss, gradients), tokens): one all-reduce for each sort of leaves.
 
     Gradients must be local ones, taken with respect to parameters that `lax.pcast` made varying. Of replicated
     parameters, `jax.grad` has summed them over the devices already, and a `pmean` of the equal sums changes nothing:
     the result is too large by the number of devices (tests/test_wrong_forms.py has the whole table).
 
+    A leaf is averaged over exactly the axes on which it is whole. The mean over the devices that split the batch needs
+    a factor where that is not the same: fsdp's leaves arrive summed over its axis (the transpose of a gather is a sum),
+    so the 1/n is missing; and where `tensor` splits the residual stream, its devices hold parts of a sum.
+    """
+    layout = plan.layout
+    specs = ((P(), layout.state.params), P())
+    axes = ((layout.batch_axes, layout.whole_over), layout.batch_axes)
+    leaves, structure = jax.tree.flatten(local)
+    alike: dict[Any, list[int]] = {}  # leaves of one sort may share a bucket: averaged and split over the same axes
+    for number, sort in enumerate(
+        zip(structure.flatten_up_to(axes), map(split_axes, jax.tree.leaves(specs)), strict=True)
+    ):
+        alike.setdefault(sort, []).append(number)
+    for (over, _), numbers in alike.items():
+        averaged = average_alike(plan, [leaves[number] for number in numbers], over)
+        factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.batch_devices
+        for number, leaf in zip(numbers, averaged, strict=True):
+            leaves[number] = leaf if factor == 1 else leaf * factor
+    return jax.tree.unflatten(structure, leaves)
+
+
+def average_alike(plan: Plan, local: Any, axes: tuple[str, ...]) -> Any:
+    """Average all over the same axes: one all-reduce.
+
     Between processes each array of an all-reduce is a message of its own, so small ones are joined into buckets first
     (as PyTorch's DistributedDataParallel does; Li et al. 2020, section 3.2.3); `bucket_bytes=0` is the plain form.
     """
-    axes, size = plan.layout.batch_axes, plan.config.bucket_bytes
-    if size == 0:
-        return lax.pmean(local, axes)
+    size = plan.config.bucket_bytes
+    if not axes or size == 0:
+        return lax.pmean(local, axes) if axes else local
     return split(lax.pmean(join(local, size), axes), like=local, size=size)

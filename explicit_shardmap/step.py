@@ -14,14 +14,15 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from explicit_shardmap import data_parallel
+from explicit_shardmap import accumulation, context_parallel, data_parallel, fsdp, tensor_parallel
 from shared.config import Config
 from shared.data import Batch
 from shared.decoding import Cache, make_extend
-from shared.loss import counted_tokens, divided, summed_loss
+from shared.loss import counted_tokens, divided
+from shared.model import Seams
 from shared.optimizer import clip
-from shared.placement import layout
-from shared.state import TrainState, example_keys, make_forward, next_state
+from shared.placement import Layout, layout
+from shared.state import TrainState, example_keys, make_forward
 from shared.twin import Plan, Twin, metrics_of
 
 
@@ -37,43 +38,61 @@ def extend(plan: Plan, state: TrainState, cache: Cache, tokens_bS: Array, start:
 
 def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, optax.Updates, Array]:
     """Mean loss over the global batch, its gradients, and the number of counted tokens: equal on every device."""
-    axes = plan.layout.batch_axes
-    keys_b = example_keys(state, batch.rows)
-    params = lax.pcast(state.params, axes, to="varying")  # so that the gradients below stay local
+    # Over the axes on which it is whole a parameter is made varying, so that the gradients below stay local.
+    varying = partial(lax.pcast, to="varying")
+    params = jax.tree.map(varying, state.params, plan.layout.whole_over)
 
-    def local_sum(params: optax.Params) -> Array:
-        logits_bTV = plan.forward(params, batch.tokens, keys_b)
-        return summed_loss(logits_bTV, batch.targets, batch.weights)
+    def local_sum(params: optax.Params, batch: Batch) -> Array:
+        logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))
+        return tensor_parallel.summed_loss(plan, logits_bTV, batch.targets, batch.weights)
 
+    sums = accumulation.accumulate(plan, jax.value_and_grad(local_sum), params, batch)
     tokens = counted_tokens(batch.weights, plan.config.model.dtype)
     # Devices may count different numbers of tokens, and then the mean of their means is not the mean: sums and counts
     # are averaged, and divided afterwards.
-    sums, tokens = data_parallel.average(plan, (jax.value_and_grad(local_sum)(params), tokens))
+    sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)
-    return loss, gradients, tokens * lax.axis_size(axes)
+    return loss, gradients, tokens * plan.layout.batch_devices
 
 
 def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
     """The next state and the metrics of this step: every device makes the same update of its copy."""
     loss, gradients, tokens = loss_and_grads(plan, state, batch)
-    norm = optax.tree.norm(gradients)
+    norm = fsdp.norm(plan, gradients)
     gradients = clip(gradients, norm, plan.config.optimizer.clip)
-    return next_state(plan.config, state, gradients), metrics_of(loss, norm, tokens)
+    return fsdp.update(plan, state, gradients), metrics_of(loss, norm, tokens)
+
+
+def seams(layout: Layout) -> Seams:
+    """What each strategy has to say inside the model; nothing, where the mesh lacks its axis."""
+    return Seams(
+        attention=context_parallel.attention(layout),
+        heads=tensor_parallel.heads(layout),
+        reduce=tensor_parallel.reduce(layout),
+        enter=tensor_parallel.enter(layout),
+        stream=fsdp.stream(layout),
+        outer=fsdp.outer(layout),
+        layers=fsdp.layers(layout),
+        positions=context_parallel.positions(layout),
+    )
 
 
 def build(config: Config, mesh: Mesh) -> Twin:
     """The step of this configuration on this mesh. Raises ValueError for sizes that do not divide."""
-    plan = Plan(config, layout(config, mesh), make_forward(config), make_extend(config))
-    state, batch, cache, everywhere = plan.layout.state, plan.layout.batch, plan.layout.cache, P()
+    places = layout(config, mesh)
+    extending = make_extend(config, seams(places.with_whole_sequences()))
+    plan = Plan(config, places, make_forward(config, seams(places)), extending)
+    state, batch, cache, everywhere = places.state, places.batch, places.cache, P()
+    logits_BTV, logits_BSV = places.logits, places.with_whole_sequences().logits
     per_device = partial(jax.shard_map, mesh=mesh)
     return Twin(
         plan,
-        logits=jax.jit(per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=batch.tokens)),
+        logits=jax.jit(per_device(partial(logits, plan), in_specs=(state, batch.tokens), out_specs=logits_BTV)),
         extend=jax.jit(
             per_device(
                 partial(extend, plan),
-                in_specs=(state, cache, batch.tokens, everywhere),
-                out_specs=(batch.tokens, cache),
+                in_specs=(state, cache, batch.rows, everywhere),
+                out_specs=(logits_BSV, cache),
             ),
             donate_argnums=1,
         ),

@@ -79,7 +79,7 @@ def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCo
     dataset = Dataset(read_corpus("python-docs"), config.model.window, config.batch, config.seed)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     _, devices = runtime.start_all(Cluster(), command.devices, float64=float64)
-    twin = build(config, make_mesh(config.strategy, devices))
+    twin = build(config, make_mesh(config.strategy, devices, config.mesh))
     batch = twin.place_batch(dataset(0))
     state, _ = twin.train_step(twin.init(jax.random.key(config.seed)), batch)
     before = np.asarray(twin.logits(state, batch.tokens))

@@ -174,8 +174,11 @@ def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
 
 
 def asked_for_by_name(location: str) -> bool:
-    """Whether the operation comes from a `lax` collective: its name, from JAX, ends with that primitive's."""
-    return name_of(location).split("/")[-1] in PRIMITIVES
+    """Whether the operation comes from a `lax` collective: its name, from JAX, ends with that primitive's.
+
+    Of merged operations XLA joins the names: `jit(f)/(shard_map/psum:shard_map/psum)`.
+    """
+    return all(name.split("/")[-1].strip("()") in PRIMITIVES for name in name_of(location).split(":"))
 
 
 def name_of(location: str) -> str:

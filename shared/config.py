@@ -66,7 +66,11 @@ class Config:
     seed: int = 0
     """Seed of the initial parameters, the data order and the dropout masks."""
     strategy: str = "data_parallel"
-    """Row of the strategy table (shared/placement.py)."""
+    """Row of the strategy table (shared/strategies.py)."""
+    mesh: str = ""
+    """Mesh axes and degrees in place of the strategy's own, as in data=2,tensor=4; of data, fsdp, context, tensor."""
+    microbatches: int = 1
+    """Parts in which a batch goes through the model one after the other; their gradients are added up."""
     bucket_bytes: int = 4 * 2**20
     """The explicit twin joins gradients into arrays of about this size before it reduces them; 0 reduces each by
     itself."""
@@ -101,5 +105,6 @@ def validate(config: Config) -> None:
     check(optimizer.weight_decay >= 0, f"weight_decay is {optimizer.weight_decay}; give 0 or more")
     check(config.bucket_bytes >= 0, f"bucket_bytes is {config.bucket_bytes}; give a size in bytes, or 0 for no buckets")
     check(config.batch >= 1, f"batch is {config.batch}; give at least 1 example")
+    check(config.microbatches >= 1, f"microbatches is {config.microbatches}; give at least 1")
     check(config.steps >= 1, f"steps is {config.steps}; give at least 1")
     check(0 <= config.seed < 2**32, f"seed is {config.seed}; give a whole number from 0 to {2**32 - 1}")

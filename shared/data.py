@@ -95,3 +95,8 @@ def epoch_order(seed: int, epoch: int, windows: int) -> np.ndarray:
     order = np.random.default_rng((seed, epoch)).permutation(windows)
     order.flags.writeable = False
     return order
+
+
+def microbatches(batch: Batch, parts: int) -> Batch:
+    """The batch's rows (B, ...) in so many parts, (parts, B / parts, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)

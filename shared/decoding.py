@@ -52,12 +52,12 @@ def extend(model: Transformer, cache: Cache, tokens_BS: Array, start: Array) -> 
         return extend_block(nnx.merge(block, model.seams.layers(parameters)), cache, x_BSD, start)
 
     x_BSD, cache = lax.scan(run_block, x_BSD, (parameters_L, cache), unroll=model.config.unroll)
-    return model.output(model.norm(x_BSD)), cache
+    return model.output(model.seams.enter(model.norm(x_BSD))), cache
 
 
 def extend_block(block: Block, cache: Cache, x_BSD: Array, start: Array) -> tuple[Array, Cache]:
     """One block on further tokens, with this layer's part of the cache: `Block.__call__` without dropout."""
-    attention, normed_BSD = block.attention, block.norm_attention(x_BSD)
+    attention, normed_BSD = block.attention, block.enter(block.norm_attention(x_BSD))
     cache = Cache(
         keys=lax.dynamic_update_slice_in_dim(cache.keys, attention.key(normed_BSD), start, axis=1),
         values=lax.dynamic_update_slice_in_dim(cache.values, attention.value(normed_BSD), start, axis=1),
@@ -80,6 +80,6 @@ def make_extend(config: Config, seams: Seams = Seams()) -> Callable[..., tuple[A
     structure = nnx.graphdef(nnx.eval_shape(lambda: Transformer(config.model, seams, rngs=nnx.Rngs(0))))
 
     def extend_purely(params: Any, cache: Cache, tokens_BS: Array, start: Array) -> tuple[Array, Cache]:
-        return extend(nnx.merge(structure, params), cache, tokens_BS, start)
+        return extend(nnx.merge(structure, seams.outer(params)), cache, tokens_BS, start)
 
     return extend_purely

@@ -55,7 +55,8 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
     folder = command.checkpoint_dir
     steps = numbered_steps(folder)
     check(bool(steps), f"no checkpoint in {folder}; give a folder that `train` saved to")
-    config = newest_config(folder, steps)
+    # How training was spread over devices need not be how generation is.
+    config = dataclasses.replace(newest_config(folder, steps), mesh="", microbatches=1)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = runtime.start_all(command.cluster, command.devices, alone=1, float64=float64)
     say = Said(processes.is_first())

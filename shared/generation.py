@@ -58,11 +58,12 @@ def generate(
     length, new = given.size, given.size  # tokens in the buffer, and how many of them at its end the cache lacks
     step = next_tokens(twin, cached)
     memory = empty_cache(twin) if cached else None
+    where = twin.plan.layout.batch.rows if cached else twin.plan.layout.batch.tokens
     choice = np.float32(temperature), np.int32(top_k), np.uint32(seed)
     for number in range(tokens):
         single = cached and new == 1
         seen = buffer[:, length - 1 : length] if single else buffer
-        placed = twin.plan.layout.place(seen.copy(), twin.plan.layout.batch.tokens)
+        placed = twin.plan.layout.place(seen.copy(), where)
         start = length - 1 if single else 0
         drawn, memory = step(state, memory, placed, np.int32(start), np.int32(length - 1 - start), number, *choice)
         drawn = np.asarray(drawn)

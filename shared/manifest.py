@@ -14,7 +14,7 @@ from shared.data import Dataset
 FORMAT = 1
 """Number of this layout of checkpoints; another one is refused."""
 
-FREE_FIELDS = ("strategy", "model.remat", "model.unroll", "bucket_bytes")
+FREE_FIELDS = ("strategy", "mesh", "microbatches", "model.remat", "model.unroll", "bucket_bytes")
 """Fields of a configuration that say how a step is computed, not which; a run may go on with others."""
 
 

@@ -72,8 +72,16 @@ class Seams:
 
     attention: Callable[..., Array] = causal_attention
     """(query, key, value), each (B, T, H, K), to (B, T, H, K)."""
+    heads: Callable[[int], int] = unchanged
+    """Number of heads to how many of them are here: NNX's attention must know before it sees its parameters."""
     reduce: Callable[[Array], Array] = unchanged
     """Applied to the product of a contracted dimension that may be split, before the bias is added."""
+    enter: Callable[[Array], Array] = unchanged
+    """Applied to what enters a product whose other operand's columns may be split, (B, T, D)."""
+    stream: Callable[[Array], Array] = unchanged
+    """Applied to the residual stream at the embedding and after each block, (B, T, D)."""
+    outer: Callable[[Any], Any] = unchanged
+    """Applied to all parameters as a pass through the model begins; those of the blocks may be left to `layers`."""
     layers: Callable[[Any], Any] = unchanged
     """Applied to one block's parameters as the scan reads them."""
     exchange: Callable[[Callable[[Array], Array], Array], Array] = apply_to
@@ -82,22 +90,31 @@ class Seams:
     """Number of local positions to their global indices, (T,)."""
 
 
-def dropout(x_BTD: Array, rate: float, keys_B: Array | None) -> Array:
-    """Zero a share `rate` of the entries and scale up the others; each example draws from its own key.
+def dropout(x_BTD: Array, rate: float, keys_BT: Array | None) -> Array:
+    """Zero a share `rate` of the entries and scale up the others; each token draws from its own key.
 
-    Keys that belong to examples, not to devices, give the same masks however the batch is split.
-    `keys_B=None` means evaluation: nothing is dropped.
+    Keys that belong to tokens, not to devices, give the same masks however batch and sequence are split.
+    `keys_BT=None` means evaluation: nothing is dropped.
     """
-    if keys_B is None or rate == 0:
+    if keys_BT is None or rate == 0:
         return x_BTD
     share = jnp.float32(1 - rate)  # in float64 the same masks as in float32
-    keep_BTD = jax.vmap(lambda key: jax.random.bernoulli(key, share, x_BTD.shape[1:]))(keys_B)
+    keep_BTD = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, share, x_BTD.shape[2:])))(keys_BT)
     return jnp.where(keep_BTD, x_BTD / (1 - rate), 0)
 
 
-def fold_in(keys_B: Array | None, number: Array | int) -> Array | None:
-    """A fresh key for each example, or None where there are none."""
-    return None if keys_B is None else jax.vmap(jax.random.fold_in, (0, None))(keys_B, number)
+def token_keys(keys_B: Array | None, positions_T: Array) -> Array | None:
+    """A key for each token (B, T), from its example's key and its position."""
+    if keys_B is None:
+        return None
+    return jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(keys_B, positions_T)
+
+
+def fold_in(keys_BT: Array | None, number: Array | int) -> Array | None:
+    """A fresh key for each token, or None where there are none."""
+    if keys_BT is None:
+        return None
+    return jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (0, None))(keys_BT, number)
 
 
 class Block(nnx.Module):
@@ -109,9 +126,12 @@ class Block(nnx.Module):
         def reduced_product(*args: Any, **kwargs: Any) -> Array:
             return seams.reduce(product(*args, **kwargs))
 
+        heads = seams.heads(config.heads)
         self.norm_attention = nnx.LayerNorm(config.width, **options)
         self.attention = nnx.MultiHeadAttention(
-            config.heads,
+            heads,
+            config.width,
+            heads * (config.width // config.heads),
             config.width,
             decode=False,
             keep_rngs=False,
@@ -123,19 +143,20 @@ class Block(nnx.Module):
         self.norm_feed_forward = nnx.LayerNorm(config.width, **options)
         self.expand = nnx.Linear(config.width, config.hidden, dot_general=product, **options)
         self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **options)
+        self.enter = seams.enter
         self.exchange = seams.exchange
         self.rate = config.dropout
 
-    def __call__(self, x_BTD: Array, keys_B: Array | None) -> Array:
+    def __call__(self, x_BTD: Array, keys_BT: Array | None) -> Array:
         with jax.named_scope("attention"):
-            attended_BTD = self.attention(self.norm_attention(x_BTD))
-        x_BTD = x_BTD + dropout(attended_BTD, self.rate, fold_in(keys_B, 0))
+            attended_BTD = self.attention(self.enter(self.norm_attention(x_BTD)))
+        x_BTD = x_BTD + dropout(attended_BTD, self.rate, fold_in(keys_BT, 0))
         with jax.named_scope("feed_forward"):
             fed_BTD = self.exchange(self.feed_forward, self.norm_feed_forward(x_BTD))
-        return x_BTD + dropout(fed_BTD, self.rate, fold_in(keys_B, 1))
+        return x_BTD + dropout(fed_BTD, self.rate, fold_in(keys_BT, 1))
 
     def feed_forward(self, x_BTD: Array) -> Array:
-        return self.contract(nnx.gelu(self.expand(x_BTD)))
+        return self.contract(nnx.gelu(self.expand(self.enter(x_BTD))))
 
 
 class Transformer(nnx.Module):
@@ -163,17 +184,18 @@ class Transformer(nnx.Module):
         positions_T = self.seams.positions(tokens_BT.shape[1])
         with jax.named_scope("embedding"):
             x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
-        x_BTD = dropout(x_BTD, self.config.dropout, fold_in(keys_B, 0))
+        keys_BT = token_keys(keys_B, positions_T)
+        x_BTD = self.seams.stream(dropout(x_BTD, self.config.dropout, fold_in(keys_BT, 0)))
         block, parameters_L = nnx.split(self.blocks)
 
         def run_block(x_BTD: Array, layer: tuple[Any, Array]) -> tuple[Array, None]:
             parameters, number = layer
             parameters = self.seams.layers(parameters)
-            return nnx.merge(block, parameters)(x_BTD, fold_in(keys_B, number)), None
+            return self.seams.stream(nnx.merge(block, parameters)(x_BTD, fold_in(keys_BT, number))), None
 
         body = jax.checkpoint(run_block) if self.config.remat else run_block
         numbers_L = 1 + jnp.arange(self.config.layers)  # 0 was the embedding's
         with jax.named_scope("blocks"):
             x_BTD, _ = lax.scan(body, x_BTD, (parameters_L, numbers_L), unroll=self.config.unroll)
         with jax.named_scope("output"):
-            return self.output(self.norm(x_BTD))
+            return self.output(self.seams.enter(self.norm(x_BTD)))

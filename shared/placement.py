@@ -1,14 +1,15 @@
-"""The strategy table, and where every array of a strategy lives.
+"""Where every array of a strategy lives.
 
 Placement is shared knowledge: from the same rules the auto twin takes its `NamedSharding`s and the explicit twin its
-`in_specs` and `out_specs`. Who communicates is what differs. Tests, benchmarks, command line and docs read this table.
+`in_specs` and `out_specs`. Who communicates is what differs. The rules are those of the strategy table
+(shared/strategies.py).
 """
 
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,71 +20,22 @@ from jax.sharding import PartitionSpec as P
 from shared.config import Config, check, validate
 from shared.data import Batch
 from shared.decoding import Cache, abstract_cache
-from shared.state import abstract_state
+from shared.state import TrainState, abstract_state
+from shared.strategies import STRATEGIES, Strategy, find_strategy, read_mesh
+from shared.traffic import fitting_spec, split_axes
 from shared.tree import leaf_name
 
-
-class Traffic(NamedTuple):
-    """All collectives of one kind over the same mesh axes in one training step."""
-
-    kind: str
-    """As in shared/collectives.py."""
-    axes: tuple[str, ...]
-    """In the mesh's order."""
-    bytes: int
-    """Bytes that each device puts in, over all of them."""
+__all__ = ["STRATEGIES", "Layout", "abstract_batch", "find_strategy", "layout", "make_mesh", "split_axes"]
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """One row of the table."""
-
-    summary: str
-    degrees: Callable[[int], Mapping[str, int]]
-    """Number of devices to the mesh: size of each axis, outermost first."""
-    batch: P
-    """How the batch's leading dimensions (example, position) are split."""
-    parameters: Sequence[tuple[str, P]]
-    """Patterns of parameter paths and how the first that matches splits the leaf; others are replicated. The
-    optimizer's copies of a parameter have its path in theirs, and so its split."""
-    traffic: Callable[[Config, Mapping[str, int], str], list[Traffic]]
-    """Predicted communication of one training step of (configuration, degrees, twin: `auto` or `explicit`)."""
-
-    def batch_devices(self, degrees: Mapping[str, int]) -> int:
-        """Pieces into which these degrees split the examples of a batch."""
-        return math.prod(degrees[axis] for axis in split_axes(P(self.batch[0])))
-
-
-def data_parallel_traffic(config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic]:
-    """An all-reduce of every gradient, of the loss and of the number of counted tokens, in both twins."""
-    gradients = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state(config).params))
-    scalar = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
-    return [Traffic("all_reduce", ("data",), gradients + 2 * scalar)] if degrees["data"] > 1 else []
-
-
-STRATEGIES: Mapping[str, Strategy] = {
-    "data_parallel": Strategy(
-        summary="every device has all parameters and its own rows of the batch",
-        degrees=lambda devices: {"data": devices},
-        batch=P("data"),
-        parameters=(),
-        traffic=data_parallel_traffic,
-    ),
-}
-
-
-def find_strategy(name: str) -> Strategy:
-    """The table's row of this name. Raises ValueError naming those there are."""
-    check(name in STRATEGIES, f"no strategy is called {name!r}; choose one of: {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]
-
-
-def make_mesh(strategy: str, devices: Sequence[jax.Device] | int) -> Mesh:
+def make_mesh(strategy: str, devices: Sequence[jax.Device] | int, degrees: str = "") -> Mesh:
     """The strategy's mesh over these devices, or over the first so many of `jax.devices()`.
+
+    degrees: axes and degrees in place of the strategy's own, as in `data=2,tensor=4` (`Config.mesh`).
 
     The axes are `Auto` ones, by name: `jax.make_mesh` alone would make `Explicit` ones. Under `jit` the compiler
     then decides about communication, and `shard_map` turns them into manual ones, where it decides nothing.
-    Raises ValueError if there are fewer devices than asked for.
+    Raises ValueError if there are fewer devices than asked for, or degrees whose product is another number.
     """
     if isinstance(devices, int):
         there = jax.devices()
@@ -94,9 +46,10 @@ def make_mesh(strategy: str, devices: Sequence[jax.Device] | int) -> Mesh:
             f"give --devices {len(there)} or fewer",
         )
         devices = there[:devices]
-    degrees = find_strategy(strategy).degrees(len(devices))
-    kinds = (AxisType.Auto,) * len(degrees)
-    return jax.make_mesh(tuple(degrees.values()), tuple(degrees), kinds, devices=list(devices))
+    row = find_strategy(strategy)
+    sizes = read_mesh(degrees, len(devices)) if degrees else row.degrees(len(devices))
+    kinds = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), kinds, devices=list(devices))
 
 
 @dataclass(frozen=True)
@@ -104,14 +57,51 @@ class Layout:
     """A strategy on a mesh: the partition spec of every array, and the same as shardings."""
 
     mesh: Mesh
-    state: Any
-    """A TrainState of PartitionSpecs."""
+    strategy: Strategy
+    state: TrainState
+    """Of PartitionSpecs."""
+    updated: Any
+    """PartitionSpecs of the parameters while the optimizer updates them: those of its own copies."""
     batch: Batch
     """A Batch of PartitionSpecs."""
     cache: Cache
     """A Cache of PartitionSpecs: its rows live where the batch's do."""
+    logits: P
+    """Of (B, T, V), with an entry for each dimension; also of queries, keys and values, (B, T, H, K)."""
+    stream: P
+    """Of the residual stream, (B, T, D)."""
     batch_axes: tuple[str, ...]
-    """Mesh axes over which the batch is split: sums over its tokens must be taken over these."""
+    """Mesh axes over which the tokens that count are split: sums over them must be taken over these."""
+
+    @cached_property
+    def sequence(self) -> bool:
+        """Whether the residual stream's sequence is split over `tensor` too."""
+        return "tensor" in split_axes(self.stream)
+
+    @cached_property
+    def batch_devices(self) -> int:
+        """Pieces into which the tokens of a batch are split."""
+        return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
+
+    @cached_property
+    def whole_over(self) -> Any:
+        """For each parameter the mesh axes that split the residual stream's tokens and not it: on each device along
+        these its gradient is that of other tokens."""
+        axes = [axis for axis in self.mesh.axis_names if axis in (*self.batch_axes, *split_axes(self.stream))]
+        return jax.tree.map(
+            lambda spec: tuple(axis for axis in axes if axis not in split_axes(spec)), self.state.params
+        )
+
+    def with_whole_sequences(self) -> "Layout":
+        """As in generation, where a step has too few tokens to be split."""
+        rows = self.batch.rows
+        return replace(
+            self,
+            batch=replace(self.batch, tokens=rows, targets=rows, weights=rows),
+            logits=P(self.logits[0], None, self.logits[2]),
+            stream=rows,
+            batch_axes=split_axes(rows),
+        )
 
     def shardings(self, specs: Any) -> Any:
         """The specs as NamedShardings on the mesh."""
@@ -170,33 +160,65 @@ class Layout:
 def layout(config: Config, mesh: Mesh) -> Layout:
     """Where the state and the batches of this configuration live on this mesh.
 
-    Raises ValueError for a configuration that cannot work, or a batch that the axes it is split over do not divide.
+    Raises ValueError for a configuration that cannot work, or sizes that the axes they are split over do not divide.
     """
     validate(config)
-    strategy = find_strategy(config.strategy)
-    axes = split_axes(strategy.batch)
-    rows = strategy.batch_devices(mesh.shape)
+    row, degrees = find_strategy(config.strategy), mesh.shape
+    if config.mesh:
+        asked = read_mesh(config.mesh, mesh.size)
+        check(asked == degrees, f"mesh={config.mesh} is asked for, but the mesh made is {dict(degrees)}")
+    check_sizes(config, row, degrees)
+
+    def specs(tree: Any, optimizer: bool = False) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: fitting_spec(row.leaf_spec(leaf_name(path), optimizer), degrees), tree
+        )
+
+    state = abstract_state(config)
+    tokens, seen = (fitting_spec(row.tokens(part), degrees) for part in (True, False))
+    rows = fitting_spec(P(row.tokens()[0]), degrees)
+    return Layout(
+        mesh=mesh,
+        strategy=row,
+        state=replace(specs(state), optimizer=specs(state.optimizer, optimizer=True)),
+        updated=specs(state.params, optimizer=True),
+        batch=Batch(tokens=tokens, targets=seen, weights=seen, rows=rows),
+        cache=jax.tree.map(
+            lambda _: fitting_spec(P(None, *row.tokens()[:1], None, "tensor"), degrees), abstract_cache(config)
+        ),
+        logits=P(*(*fitting_spec(P(*row.tokens(), "tensor"), degrees), None, None, None)[:3]),
+        stream=tokens,
+        batch_axes=split_axes(seen),
+    )
+
+
+def check_sizes(config: Config, row: Strategy, degrees: Mapping[str, int]) -> None:
+    """Raise ValueError for the first size that its mesh axes do not divide, with the remedy."""
+    model, rows = config.model, row.batch_devices(degrees)
     check(
         config.batch % rows == 0,
         f"batch={config.batch} cannot be split evenly over {rows} devices; give a multiple of {rows}, "
         f"or a number of devices that divides {config.batch}",
     )
-
-    def spec(path: Any, leaf: Any) -> P:
-        return next((spec for pattern, spec in strategy.parameters if re.search(pattern, leaf_name(path))), P())
-
-    return Layout(
-        mesh=mesh,
-        state=jax.tree_util.tree_map_with_path(spec, abstract_state(config)),
-        batch=jax.tree.map(lambda leaf: P(*strategy.batch[: leaf.ndim]), abstract_batch(config)),
-        cache=jax.tree.map(lambda leaf: P(None, *strategy.batch[:1]), abstract_cache(config)),
-        batch_axes=axes,
+    check(
+        config.batch % (rows * config.microbatches) == 0,
+        f"batch={config.batch} cannot be split into {config.microbatches} microbatches on each of {rows} devices; "
+        f"give a multiple of {rows * config.microbatches}, or other --microbatches",
     )
+    for name, axes in row.splits().items():
+        pieces = math.prod(degrees.get(axis, 1) for axis in axes)
+        size = getattr(model, name)
+        over = " x ".join(axis for axis in axes if degrees.get(axis, 1) > 1)
+        check(
+            size % pieces == 0,
+            f"{name}={size} cannot be split evenly over the {pieces} devices of {over}; "
+            f"give a multiple of {pieces}, or a degree of {over} that divides {size}",
+        )
 
 
-def split_axes(spec: P) -> tuple[str, ...]:
-    """The mesh axes named by a spec, in order."""
-    return tuple(axis for entry in spec if entry for axis in ([entry] if isinstance(entry, str) else entry))
+def constrained(mesh: Mesh, x: Any, spec: P) -> Any:
+    """The array, with the request to the compiler that it live as the spec says."""
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def abstract_batch(config: Config) -> Batch:

@@ -14,6 +14,7 @@ from jax import Array
 from shared.config import Config, validate
 from shared.data import Batch
 from shared.loss import summed_loss
+from shared.model import Seams
 from shared.optimizer import clip
 from shared.state import TrainState, example_keys, make_forward, next_state
 
@@ -26,10 +27,13 @@ class SingleDevice(NamedTuple):
     train_step: Any
 
 
-def build(config: Config) -> SingleDevice:
-    """The step of this configuration. Unlike the twins' it donates nothing. Raises ValueError as the twins do."""
+def build(config: Config, seams: Seams = Seams()) -> SingleDevice:
+    """The step of this configuration. Unlike the twins' it donates nothing. Raises ValueError as the twins do.
+
+    seams: for experiments with mistakes; the truth has none.
+    """
     validate(config)
-    forward = make_forward(config)
+    forward = make_forward(config, seams)
 
     def logits(state: TrainState, tokens_BT: Array) -> Array:
         return forward(state.params, tokens_BT)

@@ -63,7 +63,7 @@ def make_forward(config: Config, seams: Seams = Seams()) -> Callable[..., Array]
     structure = nnx.graphdef(nnx.eval_shape(lambda: Transformer(config.model, seams, rngs=nnx.Rngs(0))))
 
     def forward(params: Any, tokens_BT: Array, keys_B: Array | None = None) -> Array:
-        return nnx.merge(structure, params)(tokens_BT, keys_B)
+        return nnx.merge(structure, seams.outer(params))(tokens_BT, keys_B)
 
     return forward
 

@@ -18,11 +18,12 @@ from shared.corpus import CORPORA, read_corpus, read_file, split
 from shared.data import Dataset
 from shared.drawing import draw_placement
 from shared.manifest import Manifest, describe_text, flat, misfits, numbered_steps
-from shared.placement import find_strategy, make_mesh
+from shared.placement import make_mesh
 from shared.processes import Cluster, StopSignals
 from shared.profiling import Profile
 from shared.reporter import Reporter, open_output
 from shared.state import TrainState
+from shared.strategies import describe, label
 from shared.training import Action, evaluate, every, train
 from shared.twin import Twin
 
@@ -75,7 +76,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = runtime.start_all(command.cluster, command.devices, float64=float64)
     check_agreement(command, dataset)
-    twin = build(config, make_mesh(config.strategy, devices))
+    twin = build(config, make_mesh(config.strategy, devices, config.mesh))
     console = Console(highlight=False, soft_wrap=True, quiet=not processes.is_first())
     manifest = Manifest(0, config, describe_text(dataset), f"{program} on {dict(twin.mesh.shape)}", {})
     notes: list[str] = []
@@ -88,8 +89,8 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
         file = stack.enter_context(open_output(kept, "--metrics", append=command.resume)) if kept else None
         console.print(found.describe())
         console.print(
-            f"{program}: {config.strategy} over {dict(twin.mesh.shape)}, "
-            f"{find_strategy(config.strategy).summary}; "
+            f"{program}: {label(config)} over {dict(twin.mesh.shape)}, "
+            f"{describe(config)}; "
             f"{dataset.text.size:,} bytes to train on, {dataset.batches_per_epoch} batches an epoch"
         )
         for note in notes:

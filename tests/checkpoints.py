@@ -23,7 +23,7 @@ from tests.small import small_config
 
 def build(name: str, devices: int, config: Config | None = None) -> Twin:
     config = config or small_config()
-    return TWINS[name](config, make_mesh(config.strategy, devices))
+    return TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
 
 
 def dataset(config: Config) -> Dataset:

@@ -7,13 +7,15 @@ import pytest
 
 import explicit_shardmap
 from bench import TWINS, bugs
-from bench.bug_table import BUGS
-from bench.bugs import BugsCommand, Finding, examine, examine_bug
+from bench.bugs import BUGS, BugsCommand, Finding, examine, examine_bug
 from bench.planted import Bug, Edit, planted
 from shared.placement import STRATEGIES
 
+QUICK = ("no pmean", "a wrong learning-rate step after resuming", "the gather's missing 1/n", "a missing query offset")
+ALL = [pytest.param(bug, id=bug.name, marks=() if bug.name in QUICK else pytest.mark.slow) for bug in BUGS]
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+
+@pytest.mark.parametrize("bug", ALL)
 def test_it_is_caught_and_named(bug: Bug):
     finding = examine_bug(bug)
     assert finding.tier, "no check has caught it"
@@ -22,8 +24,8 @@ def test_it_is_caught_and_named(bug: Bug):
 
 @pytest.mark.parametrize("twin", TWINS)
 def test_a_correct_step_is_left_alone(twin: str):
-    for devices in (2, 4):
-        finding = examine("none", twin, TWINS[twin], "data_parallel", devices)
+    for strategy, devices in (("data_parallel", 2), ("mixture", 4)):
+        finding = examine("none", twin, TWINS[twin], strategy, devices)
         assert not finding.tier, finding.message
 
 
@@ -31,7 +33,10 @@ def test_the_command_shows_the_table_and_fails_for_a_bug_that_is_not_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     harmless = Bug(
-        "harmless", "explicit", says="anything", edits=(Edit("step.py", "local_sum(params: ", "local_sum( params: "),)
+        "harmless",
+        "explicit",
+        says="anything",
+        edits=(Edit("step.py", "local_sum(params: optax.Params, ", "local_sum( params: optax.Params, "),),
     )
     monkeypatch.setattr(bugs, "BUGS", (BUGS[1], harmless))
     monkeypatch.setattr(bugs, "TWINS", {})

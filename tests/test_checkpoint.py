@@ -97,6 +97,24 @@ def test_a_run_moves_between_devices_and_twins(tmp_path: Path):
     assert len(losses(tmp_path / "legs")) == 15
 
 
+def test_a_run_moves_between_strategies(tmp_path: Path):
+    """What one strategy saved another goes on with, with the losses of a run that never moved."""
+    options = ["--steps", 8, "--optimizer", "sgd", "--learning-rate", 0.1, "--dropout", 0.1]
+    assert train(tmp_path / "whole", *options, "--devices", 4) == 0
+    legs = (
+        ["--strategy", "fsdp", "--devices", 8],
+        ["--mesh", "context=2,tensor=2", "--devices", 4],
+        ["--strategy", "zero_1", "--devices", 2, "--microbatches", 2],
+        ["--strategy", "sequence_parallel", "--mesh", "data=2,fsdp=2,tensor=2", "--devices", 8],
+    )
+    for number, leg in enumerate(legs):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("shared.processes.StopSignals.__call__", lambda self, done, n=number: done == 2 * (n + 1))
+            train(tmp_path / "legs", *options, *leg, "--resume", twin=NAMES[number % 2])
+    np.testing.assert_allclose(losses(tmp_path / "legs"), losses(tmp_path / "whole"), rtol=2e-6)
+    assert len(losses(tmp_path / "legs")) == 8
+
+
 def test_a_configuration_that_does_not_fit_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert train(tmp_path, "--steps", 2, "--devices", 2) == 0
     with pytest.raises(ValueError, match="does not fit") as refused:
@@ -117,7 +135,7 @@ def test_how_a_step_is_computed_may_change():
     """What does not change the step itself is free; every other field is not, so that a new one is not forgotten."""
     config = small_config(schedule="cosine")
     manifest = Manifest(1, config, "text, 9 bytes", "a test", {})
-    free = {"strategy", "model.remat", "model.unroll", "bucket_bytes"}
+    free = {"strategy", "mesh", "microbatches", "model.remat", "model.unroll", "bucket_bytes"}
     for name, value in flat(config).items():
         part, _, inner = name.rpartition(".")
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else "other"

@@ -1,6 +1,7 @@
 """What the ledger reads out of compiled programs."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +14,71 @@ from bench import TWINS
 from bench.compute_only import compile_compute_only
 from bench.proof import proof_config
 from shared.collectives import collectives, compile_readable
+from shared.config import Config
 from shared.ledger import totals
 from shared.placement import STRATEGIES, make_mesh
+from shared.strategies import degrees_of
+
+
+def sent(config: Config, name: str, devices: int) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Bytes by kind and axes that a compiled step of a twin puts in."""
+    twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
+    found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    assert all(c.count is not None for c in found)
+    assert all(c.participants == math.prod(twin.mesh.shape[axis] for axis in c.axes) for c in found)
+    return totals(found)
+
+
+def expected(config: Config, name: str, devices: int) -> dict[tuple[str, tuple[str, ...]], int]:
+    """What the strategy table predicts."""
+    predicted = STRATEGIES[config.strategy].traffic(config, degrees_of(config, devices), name)
+    assert predicted is not None
+    return totals(predicted)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", TWINS)
-def test_a_step_sends_what_the_strategy_table_predicts(name: str, strategy: str):
+def test_a_step_sends_what_the_strategy_table_predicts(strategy: str):
     """Kinds, axes and bytes, exactly: a careless edit or a new compiler that adds a gather is seen."""
     config = proof_config("float32", strategy)
-    twin = TWINS[name](config, make_mesh(strategy, 8))
-    found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
-    row = STRATEGIES[strategy]
-    assert totals(found) == totals(row.traffic(config, row.degrees(8), name))
+    assert sent(config, "explicit", 8) == expected(config, "explicit", 8)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh"),
+    [
+        ("fsdp", ""),
+        ("sequence_parallel", "data=2,context=2,tensor=2"),
+        ("context_all_to_all", "fsdp=2,context=2,tensor=2"),
+    ],
+)
+def test_in_a_loop_that_computes_again_too(strategy: str, mesh: str):
+    """Under rematerialisation the backward pass gathers and reduces again, but only what it needs."""
+    config = proof_config("float32", strategy)
+    config = dataclasses.replace(
+        config, mesh=mesh, model=dataclasses.replace(config.model, remat=True, unroll=1, layers=3)
+    )
+    assert sent(config, "explicit", 8) == expected(config, "explicit", 8)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_microbatches_are_reduced_once(name: str):
+    """Not in every turn of their loop: one all-reduce, of as many bytes as without them."""
+    config = dataclasses.replace(proof_config("float32", "data_parallel"), microbatches=2)
+    twin = TWINS[name](config, make_mesh(config.strategy, 8))
+    (found,) = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    assert (found.kind, found.count) == ("all_reduce", 1)
+    assert totals([found]) == expected(config, name, 8)
+
+
+def test_microbatches_gather_parameters_anew():
+    """Kept gathered for the whole loop, they would take the memory that fsdp is there to save."""
+    config = dataclasses.replace(proof_config("float32", "fsdp"), microbatches=2)
+    assert sent(config, "explicit", 8) == expected(config, "explicit", 8)
+
+
+def test_the_auto_twin_sends_what_is_predicted_of_data_parallelism():
+    config = proof_config("float32", "data_parallel")
+    assert sent(config, "auto", 8) == expected(config, "auto", 8)
 
 
 def test_the_explicit_twin_communicates_where_its_source_says():
@@ -55,9 +108,10 @@ def test_one_device_sends_nothing():
         assert collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh) == []
 
 
-def test_the_compute_only_twin_sends_nothing_and_leaves_jax_as_it_was():
+@pytest.mark.parametrize("strategy", ["data_parallel", "zero_1", "mixture", "sequence_parallel", "context_all_to_all"])
+def test_the_compute_only_twin_sends_nothing_and_leaves_jax_as_it_was(strategy: str):
     before = lax.pmean, lax.psum, lax.pcast, jax.shard_map
-    twin, step = compile_compute_only(proof_config("float32", "data_parallel"), jax.device_count())
+    twin, step = compile_compute_only(proof_config("float32", strategy), jax.device_count())
     assert collectives(step, twin.mesh) == []
     assert (lax.pmean, lax.psum, lax.pcast, jax.shard_map) == before
 

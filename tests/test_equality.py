@@ -1,4 +1,4 @@
-"""The two twins are the same step as the single-device one, for every strategy of the table."""
+"""The two twins are the same step as the single-device one, in data parallelism. (Others: tests/test_strategies.py.)"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from bench.trajectories import OPTIMIZERS, trajectories
 from shared import single_device
 from shared.config import Config, DType
 from shared.equivalence import compare_results
-from shared.placement import STRATEGIES, make_mesh
+from shared.placement import make_mesh
 from shared.state import initial_state
 from shared.tolerance import Work
 from shared.tree import named_leaves
@@ -35,13 +35,12 @@ def assert_proved(config: Config, counts: Sequence[int], compile: Any = compiled
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_everything_switched_on(strategy: str, dtype: DType):
+def test_everything_switched_on(dtype: DType):
     """Loss, logits, gradients and update with dropout, an empty device, and active clipping, on 1, 2, 4, 8 devices.
 
     And where nothing is reduced, the twins give the same bits: logits on any number of devices, gradients on one.
     """
-    for devices, pairs in assert_proved(proof_config(dtype, strategy), DEVICE_COUNTS, compile=compiled).items():
+    for devices, pairs in assert_proved(proof_config(dtype, "data_parallel"), DEVICE_COUNTS, compile=compiled).items():
         exact = {"loss", "logits", "gradients"} if devices == 1 else {"logits"}
         leaves = pairs["auto / explicit"].leaves
         assert {leaf.name: leaf.error for leaf in leaves if leaf.group in exact and leaf.error} == {}
@@ -78,8 +77,10 @@ def test_a_number_of_devices_that_is_no_power_of_two():
     assert_proved(config, [3])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [*(("data_parallel", name) for name in OPTIMIZERS), ("zero_1", "adamw"), ("mixture", "sgd")],
+)
 def test_trajectories(strategy: str, optimizer: str):
     """Eight steps, with a resume half-way. AdamW is a smoke test: it would pass with gradients 8 times too large."""
     for pair, report in trajectories(optimizer, strategy, MOST).items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from shared.model import Seams, causal_attention, dropout
+from shared.model import Seams, causal_attention, dropout, token_keys
 from shared.state import abstract_state, example_keys, initial_state, live_model, make_forward
 from tests.small import small_config
 
@@ -95,17 +95,19 @@ def test_types_of_computation_and_parameters(dtype: str):
     assert make_forward(config)(state.params, jnp.zeros((1, 8), jnp.int32)).dtype == dtype
 
 
-def test_dropout_masks_belong_to_examples():
-    """Any part of the batch has the masks that it has in the whole; steps and layers have their own."""
+def test_dropout_masks_belong_to_tokens():
+    """Any part of the batch, and of the sequence, has the masks that it has in the whole; steps have their own."""
     config = small_config(dropout=0.5)
     state = initial_state(config, KEY)
-    keys = example_keys(state, jnp.arange(6, dtype=jnp.uint32))
+    examples = example_keys(state, jnp.arange(6, dtype=jnp.uint32))
     x = jnp.ones((6, 8, 16))
-    whole = dropout(x, 0.5, keys)
-    np.testing.assert_array_equal(dropout(x[2:4], 0.5, keys[2:4]), whole[2:4])
+    whole = dropout(x, 0.5, token_keys(examples, jnp.arange(8)))
+    part = token_keys(examples[2:4], 4 + jnp.arange(4))
+    np.testing.assert_array_equal(dropout(x[2:4, 4:], 0.5, part), whole[2:4, 4:])
     assert not (whole[0] == whole[1]).all()
+    assert not (whole[:, 0] == whole[:, 1]).all()
     later = example_keys(dataclasses.replace(state, step=state.step + 1), jnp.arange(6, dtype=jnp.uint32))
-    assert not (dropout(x, 0.5, later) == whole).all()
+    assert not (dropout(x, 0.5, token_keys(later, jnp.arange(8))) == whole).all()
     assert abs(float(whole.mean()) - 1) < 0.1
     np.testing.assert_array_equal(dropout(x, 0.5, None), x)
 

@@ -1,4 +1,4 @@
-"""The planted bugs, one row each: the right lines, the wrong ones, and what the check has to say of them."""
+"""Planted bugs of data parallelism, one row each: the right lines, the wrong ones, and what the check has to say."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from shared.twin import Twin
 
 UNCHECKED = Edit("step.py", "partial(jax.shard_map, mesh=mesh)", "partial(jax.shard_map, mesh=mesh, check_vma=False)")
 REDUCTION = "return split(lax.pmean(join(local, size), axes), like=local, size=size)"
-AVERAGED = "sums, tokens = data_parallel.average(plan, (jax.value_and_grad(local_sum)(params), tokens))"
+AVERAGED = "sums, tokens = data_parallel.average(plan, (sums, tokens))"
 DIVIDED = "loss, gradients = divided(sums, tokens)"
-NORM = "norm = optax.tree.norm(gradients)"
-KEYS = "keys_b = example_keys(state, batch.rows)"
-FORWARD = "plan.forward(params, batch.tokens, keys_b)"
+NORM = "norm = fsdp.norm(plan, gradients)"
+KEYS = "example_keys(state, batch.rows)"
+FORWARD = "plan.forward(params, batch.tokens, "
 
 
 def after(line: str, *added: str) -> str:
@@ -65,7 +65,7 @@ BUGS = (
             Edit(
                 "step.py",
                 AVERAGED,
-                "sums, tokens = lax.psum(jax.value_and_grad(local_sum)(params), axes), lax.pmean(tokens, axes)",
+                "sums, tokens = lax.psum(sums, 'data'), lax.pmean(tokens, 'data')",
             ),
         ),
         says="gradients: 2 times the reference .*, on 2 devices along data: .*summed where the mean is meant",
@@ -77,7 +77,7 @@ BUGS = (
             Edit(
                 "step.py",
                 DIVIDED,
-                after(DIVIDED, 'gradients = lax.psum(lax.pcast(gradients, axes, to="varying"), axes)'),
+                after(DIVIDED, "gradients = lax.psum(lax.pcast(gradients, 'data', to='varying'), 'data')"),
             ),
         ),
         says="gradients: 2 times the reference .*, on 2 devices along data: reduced twice",
@@ -85,7 +85,13 @@ BUGS = (
     Bug(
         "pcast forgotten",
         "explicit",
-        edits=(Edit("step.py", 'params = lax.pcast(state.params, axes, to="varying")', "params = state.params"),),
+        edits=(
+            Edit(
+                "step.py",
+                "params = jax.tree.map(varying, state.params, plan.layout.whole_over)",
+                "params = state.params",
+            ),
+        ),
         says="gradients: 2 times the reference .*, on 2 devices along data: reduced twice.*pcast",
     ),
     Bug(
@@ -95,8 +101,7 @@ BUGS = (
             Edit(
                 "step.py",
                 after(AVERAGED, DIVIDED),
-                "sums = divided(jax.value_and_grad(local_sum)(params), tokens)\n"
-                "    (loss, gradients), tokens = data_parallel.average(plan, (sums, tokens))",
+                "(loss, gradients), tokens = data_parallel.average(plan, (divided(sums, tokens), tokens))",
             ),
         ),
         says="gradients.*: exactly what comes of averaging the devices' own means",
@@ -112,7 +117,7 @@ BUGS = (
                 after(
                     "def own(params):",
                     "    logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))",
-                    "    return summed_loss(logits_bTV, batch.targets, batch.weights)",
+                    "    return tensor_parallel.summed_loss(plan, logits_bTV, batch.targets, batch.weights)",
                     "local = jax.grad(own)(lax.pcast(state.params, 'data', to='varying'))",
                     "norm = optax.tree.norm(local) / counted_tokens(batch.weights, plan.config.model.dtype)",
                 ),
@@ -128,10 +133,11 @@ BUGS = (
             Edit(
                 "step.py",
                 after(AVERAGED, DIVIDED),
-                "tokens = lax.pmean(tokens, axes)\n"
-                "    loss, gradients = divided(jax.value_and_grad(local_sum)(params), tokens)\n"
-                "    gradients = clip(gradients, optax.tree.norm(gradients), plan.config.optimizer.clip)\n"
-                "    loss, gradients = data_parallel.average(plan, (loss, gradients))",
+                after(
+                    "loss, gradients = divided(sums, lax.pmean(tokens, 'data'))",
+                    "gradients = clip(gradients, fsdp.norm(plan, gradients), plan.config.optimizer.clip)",
+                    "(loss, gradients), tokens = data_parallel.average(plan, ((loss, gradients), tokens))",
+                ),
             ),
         ),
         says="gradients.*: exactly what comes of clipping on each device before the reduction",
@@ -139,9 +145,7 @@ BUGS = (
     Bug(
         "one dropout mask on every device",
         "explicit",
-        edits=(
-            Edit("step.py", KEYS, "keys_b = example_keys(state, jax.numpy.arange(batch.rows.size, dtype='uint32'))"),
-        ),
+        edits=(Edit("step.py", KEYS, "example_keys(state, jax.numpy.arange(batch.rows.size, dtype='uint32'))"),),
         says="gradients.*: exactly what comes of giving every device the same dropout masks",
     ),
     Bug(
@@ -151,7 +155,7 @@ BUGS = (
             Edit(
                 "step.py",
                 FORWARD,
-                "plan.forward(params, lax.ppermute(batch.tokens, axes, [(1, 0), (0, 1)]), keys_b)",
+                "plan.forward(params, lax.ppermute(batch.tokens, 'data', [(1, 0), (0, 1)]), ",
             ),
         ),
         says="gradients.*: exactly what comes of a shift: each device takes the tokens of the next",
@@ -178,7 +182,7 @@ BUGS = (
                 "step.py",
                 after(AVERAGED, DIVIDED),
                 after(
-                    "local = jax.value_and_grad(local_sum)(params)",
+                    "local = sums",
                     "sums, count = data_parallel.average(plan, (local, tokens))",
                     DIVIDED.replace("tokens", "count"),
                     'gradients["output"]["kernel"] = divided(local[1]["output"]["kernel"], tokens)',
@@ -192,10 +196,10 @@ BUGS = (
     Bug(
         "a reduction over the wrong axis",
         "explicit",
-        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("axes)", "axes[:1])"))),
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("axes)", "'tensor')"))),
         devices=4,
-        strategy="two axes",
-        says=r"a reduction over data is missing|a reduction over data \(along replica they agree\) is missing",
+        mesh="data=2,tensor=2",
+        says="a reduction over data .*is missing",
     ),
     Bug(
         "a reduction in bfloat16",

@@ -1,0 +1,46 @@
+"""Context parallelism by placement: sequences are split, for windows that one device cannot hold.
+
+Only attention looks beyond a device's own part. Keys and values are asked for whole, or (as in Jacobs et al. 2023,
+"DeepSpeed Ulysses") whole sequences of a device's own heads. A ring cannot be asked for: no placement says it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from shared.model import causal_attention
+from shared.placement import Layout, constrained
+
+
+def positions(layout: Layout) -> Callable[[int], Array]:
+    """A seam: number of positions to their places in the sequence, which are the same, as all of them are seen here."""
+    return jnp.arange
+
+
+def attention(layout: Layout) -> Callable[..., Array]:
+    """A seam: causal attention over the whole sequence."""
+    if "context" not in layout.mesh.shape:
+        return causal_attention
+    attend = attend_all_to_all if layout.strategy.attention == "all_to_all" else attend_in_a_ring
+    return partial(attend, layout)
+
+
+def attend_all_to_all(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+    """Heads for positions, ordinary attention on whole sequences, and back. Returns (B, T, H, K)."""
+    rows, _, tensor = layout.logits
+    heads = P(rows, None, ("context", tensor) if tensor else "context")
+    whole = (constrained(layout.mesh, x, heads) for x in (query_BTHK, key_BTHK, value_BTHK))
+    mixed_BTHK = constrained(layout.mesh, causal_attention(*whole), heads)
+    return constrained(layout.mesh, mixed_BTHK, layout.logits)
+
+
+def attend_in_a_ring(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+    """Each device's queries meet all keys and values, which are gathered. Returns (B, T, H, K)."""
+    rows, _, tensor = layout.logits
+    query_BTHK = constrained(layout.mesh, query_BTHK, layout.logits)
+    key_BTHK, value_BTHK = (constrained(layout.mesh, x, P(rows, None, tensor)) for x in (key_BTHK, value_BTHK))
+    return constrained(layout.mesh, causal_attention(query_BTHK, key_BTHK, value_BTHK), layout.logits)

@@ -1,0 +1,53 @@
+"""Fully sharded data parallelism by placement: parameters and optimizer state live split, gradients follow them.
+
+Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion parameter models": stage 3, and stage 1 in
+`update`. A parameter is split over `fsdp` along its dimension of the model's width, whatever its place.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from jax import Array, lax
+
+from shared.model import unchanged
+from shared.placement import Layout, constrained
+from shared.state import TrainState, next_state
+from shared.twin import Plan
+
+
+def outer(layout: Layout) -> Callable[[Any], Any]:
+    """A seam: nothing to do, the compiler gathers what it needs."""
+    return unchanged
+
+
+def layers(layout: Layout) -> Callable[[Any], Any]:
+    """A seam: nothing to do, the compiler gathers what it needs as the scan reads it."""
+    return unchanged
+
+
+def gather(pieces: Any, specs: Any) -> Any:
+    """Nothing to do: these are whole parameters already, wherever they live."""
+    return pieces
+
+
+def stream(layout: Layout) -> Callable[[Array], Array]:
+    """A seam: the residual stream is split as the batch is.
+
+    Without this the compiler may split activations by the layout of the parameters, and hold the whole batch.
+    """
+    if set(layout.mesh.shape) <= {"data"}:
+        return unchanged
+    return lambda x_BTD: constrained(layout.mesh, x_BTD, layout.stream)
+
+
+def norm(plan: Plan, gradients: optax.Updates) -> Array:
+    """The gradients' global norm."""
+    return optax.tree.norm(gradients)
+
+
+def update(plan: Plan, state: TrainState, gradients: optax.Updates) -> TrainState:
+    """The next state. Where the optimizer state is split and the parameters are not, its pieces are updated."""
+    if plan.layout.strategy.zero:
+        gradients = lax.with_sharding_constraint(gradients, plan.layout.shardings(plan.layout.updated))
+    return next_state(plan.config, state, gradients)

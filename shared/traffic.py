@@ -1,0 +1,117 @@
+"""What a training step is expected to send, from the configuration and the degrees of the mesh alone."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from shared.config import Config
+from shared.state import abstract_state
+from shared.tree import named_leaves
+
+if TYPE_CHECKING:
+    from shared.strategies import Strategy
+
+
+class Traffic(NamedTuple):
+    """All collectives of one kind over the same mesh axes in one training step."""
+
+    kind: str
+    """As in shared/collectives.py."""
+    axes: tuple[str, ...]
+    """In the mesh's order."""
+    bytes: int
+    """Bytes that each device puts in, over all of them."""
+
+
+def predicted(row: "Strategy", config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic] | None:
+    """What each device puts into the collectives of one training step; None where no formula is known.
+
+    The explicit twin sends what is written there, and the formulas follow the source. In the auto twin the partitioner
+    decides: it does the same where only rows of the batch are split.
+    """
+    if twin == "auto" and (row.zero or any(size > 1 for axis, size in degrees.items() if axis != "data")):
+        return None
+    total: dict[tuple[str, tuple[str, ...]], int] = {}
+    for kind, axes, size in explicit_traffic(row, config, degrees):
+        axes = tuple(axis for axis in degrees if axis in axes and degrees[axis] > 1)
+        if axes and size:
+            total[kind, axes] = total.get((kind, axes), 0) + size
+    return [Traffic(kind, axes, size) for (kind, axes), size in total.items()]
+
+
+def explicit_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+    """All parts of it, also over axes of one device, in which nothing is sent."""
+    yield from parameters_traffic(row, config, degrees)
+    yield from activations_traffic(row, config, degrees)
+
+
+def parameters_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+    """Gathers of parameters, reductions of their gradients, of the loss and of counts, and the gradients' norm."""
+    batch = split_axes(fitting_spec(row.tokens(), degrees))
+    stream = split_axes(fitting_spec(row.tokens(stream=True), degrees))
+    scalar = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
+    yield Traffic("all_reduce", batch, 2 * scalar)
+    sorts: set[frozenset[str]] = set()
+    for name, leaf in named_leaves(abstract_state(config).params).items():
+        spec, updated = (fitting_spec(row.leaf_spec(name, optimizer), degrees) for optimizer in (False, True))
+        piece = leaf.size * leaf.dtype.itemsize // pieces(spec, degrees)
+        yield Traffic("all_reduce", tuple(axis for axis in stream if axis not in split_axes(spec)), piece)
+        if spec != updated:
+            yield Traffic("all_gather", ("data",), piece // degrees["data"])
+        if "fsdp" in split_axes(spec):
+            # Gathered again to go back; but nothing in the backward pass of a block needs its last bias.
+            again = config.model.remat and name.startswith("blocks") and not name.endswith("contract.bias")
+            yield Traffic("all_gather", ("fsdp",), piece * (1 + again) * config.microbatches)
+            yield Traffic("reduce_scatter", ("fsdp",), piece * degrees["fsdp"] * config.microbatches)
+        sort = frozenset(split_axes(spec))
+        if sort not in sorts:  # the sum of squares of all leaves of a sort
+            sorts.add(sort)
+            yield Traffic("all_reduce", tuple(sort), leaf.dtype.itemsize)
+
+
+def activations_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+    """What tensor and context parallelism send in a pass forwards, one backwards, and what is computed again for it."""
+    model = config.model
+    itemsize, scalar = (jnp.promote_types(model.dtype, least).itemsize for least in (model.dtype, jnp.float32))
+    layers, again = model.layers, int(model.remat)
+    tokens = config.batch * model.window // pieces(fitting_spec(row.tokens(), degrees), degrees)
+    stream = tokens * model.width * itemsize
+    tensor, context = degrees.get("tensor", 1), degrees.get("context", 1)
+    # Forwards a block enters two products and reduces two; backwards the other way round. The output is entered too.
+    # What is computed again stops before a block's last reduction.
+    enters, reductions = 2 * layers + 1, 2 * layers
+    if row.sequence:
+        yield Traffic("all_gather", ("tensor",), stream // tensor * (enters + reductions + again * 2 * layers))
+        yield Traffic("reduce_scatter", ("tensor",), stream * (enters + reductions + again * layers))
+    else:
+        yield Traffic("all_reduce", ("tensor",), stream * (enters + reductions + again * layers))
+    yield Traffic("all_reduce", ("tensor",), 3 * tokens * scalar)  # cross-entropy
+    heads = stream // tensor
+    if row.attention == "all_to_all":
+        yield Traffic("all_to_all", ("context",), 4 * heads * layers * (2 + again))
+    else:
+        yield Traffic("collective_permute", ("context",), 2 * heads * (context - 1) * layers * (2 + again))
+
+
+def pieces(spec: P, degrees: Mapping[str, int]) -> int:
+    """Into how many pieces a spec splits an array."""
+    return math.prod(degrees[axis] for axis in split_axes(spec))
+
+
+def fitting_spec(spec: P, mesh: Mapping[str, Any]) -> P:
+    """The spec without the axes that the mesh does not have."""
+    entries: list[Any] = []
+    for entry in spec:
+        names = tuple(name for name in ((entry,) if isinstance(entry, str) else entry or ()) if name in mesh)
+        entries.append(names[0] if len(names) == 1 else names or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def split_axes(spec: P) -> tuple[str, ...]:
+    """The mesh axes named by a spec, in order."""
+    return tuple(axis for entry in spec if entry for axis in ([entry] if isinstance(entry, str) else entry))
