@@ -7,18 +7,28 @@ Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion pa
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
 from shared.model import unchanged
 from shared.placement import Layout, constrained
 from shared.state import TrainState, next_state
+from shared.tree import leaf_name
 from shared.twin import Plan
 
 
 def outer(layout: Layout) -> Callable[[Any], Any]:
-    """A seam: nothing to do, the compiler gathers what it needs."""
-    return unchanged
+    """A seam: asks for whole tables of embeddings, since to look rows up in a table that is split across them, and then
+    split the rows, the compiler would send the rows. All other parameters it gathers unasked."""
+    if "fsdp" not in layout.mesh.shape:
+        return unchanged
+
+    def whole(path: Any, leaf: Array) -> Array:
+        return constrained(layout.mesh, leaf, P()) if "embedding" in leaf_name(path) else leaf
+
+    return lambda params: jax.tree_util.tree_map_with_path(whole, params)
 
 
 def layers(layout: Layout) -> Callable[[Any], Any]:

@@ -70,6 +70,7 @@ def seams(layout: Layout) -> Seams:
         heads=tensor_parallel.heads(layout),
         reduce=tensor_parallel.reduce(layout),
         enter=tensor_parallel.enter(layout),
+        hidden=tensor_parallel.hidden(layout),
         stream=fsdp.stream(layout),
         outer=fsdp.outer(layout),
         layers=fsdp.layers(layout),
