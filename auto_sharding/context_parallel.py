@@ -22,20 +22,26 @@ def positions(layout: Layout) -> Callable[[int], Array]:
 
 
 def attention(layout: Layout) -> Callable[..., Array]:
-    """A seam: causal attention over the whole sequence."""
-    if "context" not in layout.mesh.shape:
+    """A seam: causal attention over the whole sequence; where `tensor` splits heads, this says so."""
+    if not {"context", "tensor"} & set(layout.mesh.shape):
         return causal_attention
     attend = attend_all_to_all if layout.strategy.attention == "all_to_all" else attend_in_a_ring
     return partial(attend, layout)
 
 
 def attend_all_to_all(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
-    """Heads for positions, ordinary attention on whole sequences, and back. Returns (B, T, H, K)."""
-    rows, _, tensor = layout.logits
-    heads = P(rows, None, ("context", tensor) if tensor else "context")
-    whole = (constrained(layout.mesh, x, heads) for x in (query_BTHK, key_BTHK, value_BTHK))
-    mixed_BTHK = constrained(layout.mesh, causal_attention(*whole), heads)
-    return constrained(layout.mesh, mixed_BTHK, layout.logits)
+    """Heads for positions, ordinary attention on whole sequences, and back. Returns (B, T, H, K).
+
+    Each is said twice. With the second alone the compiler would project whole sequences to a device's heads, and gather
+    the residual stream for it.
+    """
+    rows, time, tensor = layout.logits
+    heads = P(rows, None, tuple(axis for axis in (time, tensor) if axis))
+    whole = (
+        constrained(layout.mesh, constrained(layout.mesh, x, layout.logits), heads)
+        for x in (query_BTHK, key_BTHK, value_BTHK)
+    )
+    return constrained(layout.mesh, constrained(layout.mesh, causal_attention(*whole), heads), layout.logits)
 
 
 def attend_in_a_ring(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:

@@ -7,28 +7,30 @@ Rajbhandari et al. 2020, "ZeRO: memory optimizations toward training trillion pa
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import optax
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 
 from shared.model import unchanged
 from shared.placement import Layout, constrained
 from shared.state import TrainState, next_state
+from shared.tree import leaf_name
 from shared.twin import Plan
 
 
-def outer(layout: Layout) -> Callable[[Any], Any]:
-    """A seam: nothing to do, the compiler gathers what it needs."""
-    return unchanged
+def gather(layout: Layout, specs: Any) -> Callable[[Any], Any]:
+    """A seam: asks for whole tables of embeddings; all other parameters the compiler gathers unasked.
 
+    To look rows up in a table that is split across them, and then split the rows, it would send the rows.
+    """
+    if "fsdp" not in layout.mesh.shape:
+        return unchanged
 
-def layers(layout: Layout) -> Callable[[Any], Any]:
-    """A seam: nothing to do, the compiler gathers what it needs as the scan reads it."""
-    return unchanged
+    def whole(path: Any, leaf: Array) -> Array:
+        return constrained(layout.mesh, leaf, P()) if "embedding" in leaf_name(path) else leaf
 
-
-def gather(pieces: Any, specs: Any) -> Any:
-    """Nothing to do: these are whole parameters already, wherever they live."""
-    return pieces
+    return lambda pieces: jax.tree_util.tree_map_with_path(whole, pieces)
 
 
 def stream(layout: Layout) -> Callable[[Array], Array]:

@@ -64,9 +64,10 @@ def seams(layout: Layout) -> Seams:
         heads=tensor_parallel.heads(layout),
         reduce=tensor_parallel.reduce(layout),
         enter=tensor_parallel.enter(layout),
+        hidden=tensor_parallel.hidden(layout),
         stream=fsdp.stream(layout),
-        outer=fsdp.outer(layout),
-        layers=fsdp.layers(layout),
+        outer=fsdp.gather(layout, layout.outer),
+        layers=fsdp.gather(layout, layout.block),
         positions=context_parallel.positions(layout),
     )
 

@@ -28,6 +28,14 @@ def enter(layout: Layout) -> Callable[[Array], Array]:
     return lambda x_BTD: constrained(layout.mesh, x_BTD, P(*layout.logits[:2]))
 
 
+def hidden(layout: Layout) -> Callable[[Array], Array]:
+    """A seam between the products: split as the weights are. Where `tensor` splits the stream's sequence too, the
+    compiler would else gather weights, and leave some of this split along the sequence."""
+    if "tensor" not in layout.mesh.shape:
+        return unchanged
+    return lambda x_BTF: constrained(layout.mesh, x_BTF, layout.logits)
+
+
 def reduce(layout: Layout) -> Callable[[Array], Array]:
     """A seam after the row-split products: as the residual stream is split, before the bias is added."""
     if "tensor" not in layout.mesh.shape:

@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shared.buckets import join, split
+from shared.buckets import alike, join, split
 from shared.placement import split_axes
 from shared.twin import Plan
 
@@ -25,31 +25,23 @@ def average(plan: Plan, local: Any) -> Any:
     A leaf is averaged over exactly the axes on which it is whole. The mean over the devices that split the batch needs
     a factor where that is not the same: fsdp's leaves arrive summed over its axis (the transpose of a gather is a sum),
     so the 1/n is missing; and where `tensor` splits the residual stream, its devices hold parts of a sum.
-    """
-    layout = plan.layout
-    specs = ((P(), layout.state.params), P())
-    axes = ((layout.batch_axes, layout.whole_over), layout.batch_axes)
-    leaves, structure = jax.tree.flatten(local)
-    alike: dict[Any, list[int]] = {}  # leaves of one sort may share a bucket: averaged and split over the same axes
-    for number, sort in enumerate(
-        zip(structure.flatten_up_to(axes), map(split_axes, jax.tree.leaves(specs)), strict=True)
-    ):
-        alike.setdefault(sort, []).append(number)
-    for (over, _), numbers in alike.items():
-        averaged = average_alike(plan, [leaves[number] for number in numbers], over)
-        factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.batch_devices
-        for number, leaf in zip(numbers, averaged, strict=True):
-            leaves[number] = leaf if factor == 1 else leaf * factor
-    return jax.tree.unflatten(structure, leaves)
-
-
-def average_alike(plan: Plan, local: Any, axes: tuple[str, ...]) -> Any:
-    """Average all over the same axes: one all-reduce.
 
     Between processes each array of an all-reduce is a message of its own, so small ones are joined into buckets first
     (as PyTorch's DistributedDataParallel does; Li et al. 2020, section 3.2.3); `bucket_bytes=0` is the plain form.
     """
-    size = plan.config.bucket_bytes
-    if not axes or size == 0:
-        return lax.pmean(local, axes) if axes else local
-    return split(lax.pmean(join(local, size), axes), like=local, size=size)
+    layout, size = plan.layout, plan.config.bucket_bytes
+    specs = ((P(), layout.state.params), P())
+    axes = ((layout.batch_axes, layout.whole_over), layout.batch_axes)
+    leaves, structure = jax.tree.flatten(local)
+    # Leaves of one sort may share a bucket: they are averaged over the same axes, and split over the same.
+    sorts = zip(structure.flatten_up_to(axes), map(split_axes, jax.tree.leaves(specs)), strict=True)
+    for (over, _), numbers in alike(sorts).items():
+        averaged = [leaves[number] for number in numbers]
+        if over and size == 0:
+            averaged = lax.pmean(averaged, over)
+        elif over:
+            averaged = split(lax.pmean(join(averaged, size), over), like=averaged, size=size)
+        factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.batch_devices
+        for number, leaf in zip(numbers, averaged, strict=True):
+            leaves[number] = leaf if factor == 1 else leaf * factor
+    return jax.tree.unflatten(structure, leaves)

@@ -15,41 +15,26 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from shared.model import unchanged
-from shared.placement import Layout, split_axes
+from shared.placement import Layout, split_axes, split_dimension
 from shared.state import TrainState, next_state
 from shared.twin import Plan
 
 
-def outer(layout: Layout) -> Callable[[Any], Any]:
-    """A seam: gathers the parameters outside of the blocks as a pass through the model begins."""
-    if "fsdp" not in layout.mesh.shape:
-        return unchanged
-    specs = {**layout.state.params}
-    del specs["blocks"]
-    return lambda params: type(params)({**params, **gather({name: params[name] for name in specs}, specs)})
-
-
-def layers(layout: Layout) -> Callable[[Any], Any]:
-    """A seam: gathers one block's parameters as the scan reads them; they are freed when the block is done.
+def gather(layout: Layout, specs: Any) -> Callable[[Any], Any]:
+    """A seam: puts parameters together that are split over `fsdp`. Those of a block are freed when the block is done.
 
     The transpose of a gather is a `psum_scatter`: gradients arrive summed over the devices, and each device is left
     with those of its piece. Under rematerialisation the backward pass gathers again, and nothing whole is kept.
     """
     if "fsdp" not in layout.mesh.shape:
         return unchanged
-    specs = jax.tree.map(lambda spec: P(*spec[1:]), layout.state.params["blocks"])  # without the leading L
-    return lambda parameters: gather(parameters, specs)
-
-
-def gather(pieces: Any, specs: Any) -> Any:
-    """Put the leaves together that are split over `fsdp`."""
 
     def whole(leaf: Array, spec: P) -> Array:
         if "fsdp" not in (entries := tuple(spec)):
             return leaf
         return lax.all_gather(leaf, "fsdp", axis=entries.index("fsdp"), tiled=True)
 
-    return jax.tree.map(whole, pieces, specs)
+    return lambda pieces: jax.tree.map(whole, pieces, specs)
 
 
 def stream(layout: Layout) -> Callable[[Array], Array]:
@@ -76,20 +61,18 @@ def update(plan: Plan, state: TrainState, gradients: optax.Updates) -> TrainStat
     if not layout.strategy.zero:
         return next_state(plan.config, state, gradients)
 
-    def mine(leaf: Array, spec: P, split: P) -> Array:
-        for dimension, entry in enumerate(split):
-            if entry and entry != (spec[dimension] if dimension < len(spec) else None):
-                size = leaf.shape[dimension] // lax.axis_size("data")
-                return lax.dynamic_slice_in_dim(leaf, lax.axis_index("data") * size, size, dimension)
-        return leaf
+    def mine(leaf: Array, dimension: int) -> Array:
+        if dimension < 0:
+            return leaf
+        size = leaf.shape[dimension] // lax.axis_size("data")
+        return lax.dynamic_slice_in_dim(leaf, lax.axis_index("data") * size, size, dimension)
 
-    def whole(leaf: Array, spec: P, split: P) -> Array:
-        for dimension, entry in enumerate(split):
-            if entry and entry != (spec[dimension] if dimension < len(spec) else None):
-                return lax.all_gather(leaf, "data", axis=dimension, tiled=True, to="invarying")
-        return leaf
+    def whole(leaf: Array, dimension: int) -> Array:
+        if dimension < 0:
+            return leaf
+        return lax.all_gather(leaf, "data", axis=dimension, tiled=True, to="invarying")  # the same on every device
 
-    specs = layout.state.params, layout.updated
-    pieces = jax.tree.map(mine, state.params, *specs)
-    state = next_state(plan.config, replace(state, params=pieces), jax.tree.map(mine, gradients, *specs))
-    return replace(state, params=jax.tree.map(whole, state.params, *specs))
+    split = jax.tree.map(split_dimension, layout.state.params, layout.updated)
+    pieces = jax.tree.map(mine, state.params, split)
+    state = next_state(plan.config, replace(state, params=pieces), jax.tree.map(mine, gradients, split))
+    return replace(state, params=jax.tree.map(whole, state.params, split))

@@ -35,6 +35,11 @@ def enter(layout: Layout) -> Callable[[Array], Array]:
     return lambda x_bTD: lax.pcast(x_bTD, "tensor", to="varying")
 
 
+def hidden(layout: Layout) -> Callable[[Array], Array]:
+    """A seam between the products: nothing to do, a device has computed its own hidden units and no others."""
+    return unchanged
+
+
 def reduce(layout: Layout) -> Callable[[Array], Array]:
     """A seam after the row-split products, before the bias: added inside, a bias would be counted n times."""
     if "tensor" not in layout.mesh.shape:

@@ -1,11 +1,20 @@
 """Many small arrays as a few flat ones, to send in as few messages."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+
+def alike(sorts: Iterable[Any]) -> dict[Any, list[int]]:
+    """The numbers of those of the same sort."""
+    found: dict[Any, list[int]] = {}
+    for number, sort in enumerate(sorts):
+        found.setdefault(sort, []).append(number)
+    return found
 
 
 def assign(leaves: list[Any], size: int) -> list[list[int]]:

@@ -78,6 +78,8 @@ class Seams:
     """Applied to the product of a contracted dimension that may be split, before the bias is added."""
     enter: Callable[[Array], Array] = unchanged
     """Applied to what enters a product whose other operand's columns may be split, (B, T, D)."""
+    hidden: Callable[[Array], Array] = unchanged
+    """Applied to the hidden units of the feed-forward layer, (B, T, F)."""
     stream: Callable[[Array], Array] = unchanged
     """Applied to the residual stream at the embedding and after each block, (B, T, D)."""
     outer: Callable[[Any], Any] = unchanged
@@ -143,7 +145,7 @@ class Block(nnx.Module):
         self.norm_feed_forward = nnx.LayerNorm(config.width, **options)
         self.expand = nnx.Linear(config.width, config.hidden, dot_general=product, **options)
         self.contract = nnx.Linear(config.hidden, config.width, dot_general=reduced_product, **options)
-        self.enter = seams.enter
+        self.enter, self.hidden = seams.enter, seams.hidden
         self.exchange = seams.exchange
         self.rate = config.dropout
 
@@ -156,7 +158,7 @@ class Block(nnx.Module):
         return x_BTD + dropout(fed_BTD, self.rate, fold_in(keys_BT, 1))
 
     def feed_forward(self, x_BTD: Array) -> Array:
-        return self.contract(nnx.gelu(self.expand(self.enter(x_BTD))))
+        return self.contract(nnx.gelu(self.hidden(self.expand(self.enter(x_BTD)))))
 
 
 class Transformer(nnx.Module):

@@ -92,6 +92,18 @@ class Layout:
             lambda spec: tuple(axis for axis in axes if axis not in split_axes(spec)), self.state.params
         )
 
+    @cached_property
+    def outer(self) -> Any:
+        """PartitionSpecs of the parameters, of which those of the blocks are passed over."""
+        return jax.tree_util.tree_map_with_path(
+            lambda path, spec: P() if leaf_name(path).startswith("blocks") else spec, self.state.params
+        )
+
+    @cached_property
+    def block(self) -> Any:
+        """PartitionSpecs of one block's parameters, without the leading dimension L."""
+        return jax.tree.map(lambda spec: P(*spec[1:]), self.state.params["blocks"])
+
     def with_whole_sequences(self) -> "Layout":
         """As in generation, where a step has too few tokens to be split."""
         rows = self.batch.rows
@@ -214,6 +226,12 @@ def check_sizes(config: Config, row: Strategy, degrees: Mapping[str, int]) -> No
             f"{name}={size} cannot be split evenly over the {pieces} devices of {over}; "
             f"give a multiple of {pieces}, or a degree of {over} that divides {size}",
         )
+
+
+def split_dimension(spec: P, other: P) -> int:
+    """The dimension that the other spec splits over more axes; -1 if there is none."""
+    axes = [split_axes(P(entry)) for entry in (*spec, *(None,) * len(other))]
+    return next((dimension for dimension, entry in enumerate(other) if split_axes(P(entry)) != axes[dimension]), -1)
 
 
 def constrained(mesh: Mesh, x: Any, spec: P) -> Any:

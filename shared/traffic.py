@@ -30,9 +30,12 @@ def predicted(row: "Strategy", config: Config, degrees: Mapping[str, int], twin:
     """What each device puts into the collectives of one training step; None where no formula is known.
 
     The explicit twin sends what is written there, and the formulas follow the source. In the auto twin the partitioner
-    decides: it does the same where only rows of the batch are split.
+    decides. It does the same where only rows of the batch are split, or sequences with attention over heads; elsewhere
+    its choices have no simple formula (docs/strategies.md says what they are).
     """
-    if twin == "auto" and (row.zero or any(size > 1 for axis, size in degrees.items() if axis != "data")):
+    split = {axis for axis, size in degrees.items() if size > 1}
+    alike = (split <= {"data"} and not row.zero) or (split == {"context"} and row.attention == "all_to_all")
+    if twin == "auto" and not alike:
         return None
     total: dict[tuple[str, tuple[str, ...]], int] = {}
     for kind, axes, size in explicit_traffic(row, config, degrees):

@@ -73,6 +73,17 @@ def test_the_twins_generate_the_same_text_on_any_devices():
     assert len({tuple(column) for column in expected.T}) == 8, "all rows drew the same text"
 
 
+@pytest.mark.parametrize("strategy", ["mixture", pytest.param("sequence_parallel", marks=pytest.mark.slow)])
+def test_every_strategy_generates_the_same_text(strategy: str):
+    """With parameters and cache split; and sequences, which further tokens are too few to be split over."""
+    changes = {"batch": 2, "heads": 8}
+    expected = text(build("auto_sharding", 1, **changes), b"once", 12)
+    for name in NAMES:
+        twin = build(name, 8, strategy=strategy, **changes)
+        np.testing.assert_array_equal(text(twin, b"once", 12), expected)
+        np.testing.assert_array_equal(text(twin, b"once", 3, cached=False), expected[:3])
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_the_model_compiles_once_for_any_prompt_and_any_length(cached: bool):
     """One program of a whole window, and with a cache another one of a single token."""

@@ -1,7 +1,5 @@
-"""The legacy chapter is the same step, and its page quotes it."""
+"""The legacy chapter is the same step."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +14,6 @@ from shared.state import initial_state
 from shared.tolerance import work_behind
 from shared.tree import named_leaves
 from tests.small import small_config
-
-ROOT = Path(__file__).parent.parent
 
 
 def observed(loss: Any, gradients: Any, tokens: Any, logits: Any, after: Any, metrics: Any) -> dict[str, Any]:
@@ -65,13 +61,3 @@ def test_the_step_under_pmap_is_the_step(devices: int, float64: None):
 def test_a_batch_that_does_not_divide():
     with pytest.raises(ValueError, match="batch=8 cannot be split evenly over 3 devices"):
         pmap.build(small_config(), jax.devices()[:3])
-
-
-def test_the_page_quotes_the_source():
-    """Every block of Python in docs/pmap.md stands so in the file that the line before it names."""
-    page = (ROOT / "docs" / "pmap.md").read_text()
-    quoted = re.findall(r"`([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(quoted) >= 3
-    assert len(quoted) == page.count("```python")
-    for file, block in quoted:
-        assert block in (ROOT / file).read_text(), file

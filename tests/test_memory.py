@@ -1,0 +1,53 @@
+"""What strategies are for: memory, as the compiler plans it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+import auto_sharding.fsdp
+from bench import TWINS
+from shared.config import Config, ModelConfig
+from shared.memory import Memory, memory
+from shared.model import unchanged
+from shared.placement import make_mesh
+from shared.state import abstract_state
+
+
+def planned(name: str, config: Config, devices: int) -> Memory:
+    twin = TWINS[name](config, make_mesh(config.strategy, devices))
+    return memory(twin.train_step.lower(*twin.shapes()).compile())
+
+
+def sized(strategy: str, batch: int, **model: Any) -> Config:
+    return Config(model=ModelConfig(layers=2, width=128, hidden=512, unroll=1, **model), batch=batch, strategy=strategy)
+
+
+def test_fsdp_and_the_constraint_that_it_needs(monkeypatch: pytest.MonkeyPatch):
+    """Without it the auto twin splits activations by the layout of the parameters, and holds the whole batch."""
+    config = sized("fsdp", 32, window=128)
+    whole = planned("explicit", dataclasses.replace(config, strategy="data_parallel"), 8)
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract_state(config).params))
+    auto, explicit = (planned(name, config, 8) for name in TWINS)
+    assert auto.arguments == explicit.arguments < whole.arguments / 6
+    assert whole.arguments > 3 * state, "parameters and two moments"
+    assert 0.7 < explicit.peak / auto.peak < 1.4
+    monkeypatch.setattr(auto_sharding.fsdp, "stream", lambda layout: unchanged)
+    assert planned("auto", config, 8).peak > 2 * auto.peak
+
+
+def test_zero_1_splits_the_optimizer_state():
+    config = sized("zero_1", 32, window=128)
+    whole = planned("explicit", dataclasses.replace(config, strategy="data_parallel"), 8)
+    for name in TWINS:
+        assert planned(name, config, 8).arguments < whole.arguments / 2
+
+
+@pytest.mark.parametrize("strategy", ["context_parallel", "context_all_to_all"])
+def test_long_windows_take_less_on_more_devices(strategy: str):
+    """In a ring a device meets one block of keys at a time, so that scores fall with the square of the number."""
+    config = sized(strategy, 1, window=1024, heads=8)
+    one, many = (planned("explicit", config, devices) for devices in (1, 8))
+    assert many.temporary < one.temporary / (16 if strategy == "context_parallel" else 4)
+    assert planned("auto", config, 8).temporary < one.temporary / 4
