@@ -15,7 +15,8 @@ from jax import Array, lax
 
 from shared.model import causal_attention
 from shared.online_softmax import add, begin, scores
-from shared.placement import Layout, split_axes
+from shared.placement import Layout
+from shared.specs import split_axes
 
 
 def positions(layout: Layout) -> Callable[[int], Array]:
