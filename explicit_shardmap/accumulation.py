@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from shared.data import Batch, microbatches
-from shared.placement import split_axes
+from shared.specs import split_axes
 from shared.twin import Plan
 
 

@@ -15,13 +15,13 @@ from jax import Array, lax
 
 from shared.model import causal_attention
 from shared.online_softmax import add, begin, scores
-from shared.placement import Layout, split_axes
+from shared.placement import Layout
+from shared.specs import split_axes
 
 
 def positions(layout: Layout) -> Callable[[int], Array]:
     """A seam: number of positions on this device to their places in the whole sequence."""
-    axes = split_axes(layout.stream)
-    axes = tuple(axis for axis in axes if axis in ("context", "tensor"))
+    axes = tuple(axis for axis in split_axes(layout.stream) if axis in ("context", "tensor"))
     if not axes:
         return jnp.arange
     return lambda count: lax.axis_index(axes) * count + jnp.arange(count)
@@ -44,9 +44,9 @@ def attend_all_to_all(layout: Layout, query_btHK: Array, key_btHK: Array, value_
 def attend_in_a_ring(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
     """Each device's queries meet the keys and values of one device after the other. Returns (b, t, H, K).
 
-    The softmax is computed as the blocks come (shared/online_softmax.py). A
-    device begins with its own block, which is the only one that is seen in part; blocks before it are seen whole, and
-    those after it not at all, so nothing is computed for them.
+    The softmax is computed as the blocks come (shared/online_softmax.py). A device begins with its own block, the only
+    one that is seen in part; blocks before it are seen whole, and those after it not at all: nothing is computed for
+    them.
     """
     devices, me = lax.axis_size("context"), lax.axis_index("context")
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query_btHK, key_btHK, value_btHK))  # each (b, H, t, K)

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from shared.buckets import alike, join, split
-from shared.placement import split_axes
+from shared.specs import split_axes
 from shared.twin import Plan
 
 
@@ -41,7 +41,7 @@ def average(plan: Plan, local: Any) -> Any:
             averaged = lax.pmean(averaged, over)
         elif over:
             averaged = split(lax.pmean(join(averaged, size), over), like=averaged, size=size)
-        factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.batch_devices
+        factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.token_devices
         for number, leaf in zip(numbers, averaged, strict=True):
             leaves[number] = leaf if factor == 1 else leaf * factor
     return jax.tree.unflatten(structure, leaves)

@@ -15,7 +15,8 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from shared.model import unchanged
-from shared.placement import Layout, split_axes, split_dimension
+from shared.placement import Layout
+from shared.specs import split_axes, split_dimension
 from shared.state import TrainState, next_state
 from shared.twin import Plan
 

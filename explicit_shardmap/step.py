@@ -52,7 +52,7 @@ def loss_and_grads(plan: Plan, state: TrainState, batch: Batch) -> tuple[Array, 
     # are averaged, and divided afterwards.
     sums, tokens = data_parallel.average(plan, (sums, tokens))
     loss, gradients = divided(sums, tokens)
-    return loss, gradients, tokens * plan.layout.batch_devices
+    return loss, gradients, tokens * plan.layout.token_devices
 
 
 def train_step(plan: Plan, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:

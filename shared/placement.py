@@ -6,7 +6,7 @@ Placement is shared knowledge: from the same rules the auto twin takes its `Name
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,12 +20,12 @@ from jax.sharding import PartitionSpec as P
 from shared.config import Config, check, validate
 from shared.data import Batch
 from shared.decoding import Cache, abstract_cache
+from shared.specs import fitting_spec, split_axes
 from shared.state import TrainState, abstract_state
-from shared.strategies import STRATEGIES, Strategy, find_strategy, read_mesh
-from shared.traffic import fitting_spec, split_axes
+from shared.strategies import STRATEGIES, Strategy, check_sizes, find_strategy, read_mesh
 from shared.tree import leaf_name
 
-__all__ = ["STRATEGIES", "Layout", "abstract_batch", "find_strategy", "layout", "make_mesh", "split_axes"]
+__all__ = ["STRATEGIES", "Layout", "abstract_batch", "constrained", "find_strategy", "layout", "make_mesh"]
 
 
 def make_mesh(strategy: str, devices: Sequence[jax.Device] | int, degrees: str = "") -> Mesh:
@@ -79,8 +79,8 @@ class Layout:
         return "tensor" in split_axes(self.stream)
 
     @cached_property
-    def batch_devices(self) -> int:
-        """Pieces into which the tokens of a batch are split."""
+    def token_devices(self) -> int:
+        """Devices over which the tokens that count are split."""
         return math.prod(self.mesh.shape[axis] for axis in self.batch_axes)
 
     @cached_property
@@ -202,36 +202,6 @@ def layout(config: Config, mesh: Mesh) -> Layout:
         stream=tokens,
         batch_axes=split_axes(seen),
     )
-
-
-def check_sizes(config: Config, row: Strategy, degrees: Mapping[str, int]) -> None:
-    """Raise ValueError for the first size that its mesh axes do not divide, with the remedy."""
-    model, rows = config.model, row.batch_devices(degrees)
-    check(
-        config.batch % rows == 0,
-        f"batch={config.batch} cannot be split evenly over {rows} devices; give a multiple of {rows}, "
-        f"or a number of devices that divides {config.batch}",
-    )
-    check(
-        config.batch % (rows * config.microbatches) == 0,
-        f"batch={config.batch} cannot be split into {config.microbatches} microbatches on each of {rows} devices; "
-        f"give a multiple of {rows * config.microbatches}, or other --microbatches",
-    )
-    for name, axes in row.splits().items():
-        pieces = math.prod(degrees.get(axis, 1) for axis in axes)
-        size = getattr(model, name)
-        over = " x ".join(axis for axis in axes if degrees.get(axis, 1) > 1)
-        check(
-            size % pieces == 0,
-            f"{name}={size} cannot be split evenly over the {pieces} devices of {over}; "
-            f"give a multiple of {pieces}, or a degree of {over} that divides {size}",
-        )
-
-
-def split_dimension(spec: P, other: P) -> int:
-    """The dimension that the other spec splits over more axes; -1 if there is none."""
-    axes = [split_axes(P(entry)) for entry in (*spec, *(None,) * len(other))]
-    return next((dimension for dimension, entry in enumerate(other) if split_axes(P(entry)) != axes[dimension]), -1)
 
 
 def constrained(mesh: Mesh, x: Any, spec: P) -> Any:

@@ -15,7 +15,8 @@ from typing import Literal
 from jax.sharding import PartitionSpec as P
 
 from shared.config import Config, check
-from shared.traffic import Traffic, predicted, split_axes
+from shared.specs import split_axes
+from shared.traffic import Traffic, predicted
 
 AXES = {
     "data": "rows of the batch",
@@ -186,3 +187,27 @@ def read_mesh(text: str, devices: int) -> dict[str, int]:
         f"or --devices {product}",
     )
     return {axis: found[axis] for axis in AXES if axis in found}
+
+
+def check_sizes(config: Config, row: Strategy, degrees: Mapping[str, int]) -> None:
+    """Raise ValueError for the first size that its mesh axes do not divide, with the remedy."""
+    model, rows = config.model, row.batch_devices(degrees)
+    check(
+        config.batch % rows == 0,
+        f"batch={config.batch} cannot be split evenly over {rows} devices; give a multiple of {rows}, "
+        f"or a number of devices that divides {config.batch}",
+    )
+    check(
+        config.batch % (rows * config.microbatches) == 0,
+        f"batch={config.batch} cannot be split into {config.microbatches} microbatches on each of {rows} devices; "
+        f"give a multiple of {rows * config.microbatches}, or other --microbatches",
+    )
+    for name, axes in row.splits().items():
+        pieces = math.prod(degrees.get(axis, 1) for axis in axes)
+        size = getattr(model, name)
+        over = " x ".join(axis for axis in axes if degrees.get(axis, 1) > 1)
+        check(
+            size % pieces == 0,
+            f"{name}={size} cannot be split evenly over the {pieces} devices of {over}; "
+            f"give a multiple of {pieces}, or a degree of {over} that divides {size}",
+        )

@@ -1,13 +1,12 @@
 """What a training step is expected to send, from the configuration and the degrees of the mesh alone."""
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from shared.config import Config
+from shared.specs import fitting_spec, pieces, split_axes
 from shared.state import abstract_state
 from shared.tree import named_leaves
 
@@ -97,24 +96,3 @@ def activations_traffic(row: "Strategy", config: Config, degrees: Mapping[str, i
         yield Traffic("all_to_all", ("context",), 4 * heads * layers * (2 + again))
     else:
         yield Traffic("collective_permute", ("context",), 2 * heads * (context - 1) * layers * (2 + again))
-
-
-def pieces(spec: P, degrees: Mapping[str, int]) -> int:
-    """Into how many pieces a spec splits an array."""
-    return math.prod(degrees[axis] for axis in split_axes(spec))
-
-
-def fitting_spec(spec: P, mesh: Mapping[str, Any]) -> P:
-    """The spec without the axes that the mesh does not have."""
-    entries: list[Any] = []
-    for entry in spec:
-        names = tuple(name for name in ((entry,) if isinstance(entry, str) else entry or ()) if name in mesh)
-        entries.append(names[0] if len(names) == 1 else names or None)
-    while entries and entries[-1] is None:
-        entries.pop()
-    return P(*entries)
-
-
-def split_axes(spec: P) -> tuple[str, ...]:
-    """The mesh axes named by a spec, in order."""
-    return tuple(axis for entry in spec if entry for axis in ([entry] if isinstance(entry, str) else entry))

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import auto_sharding.fsdp
-from bench import TWINS
+from bench import TWINS, strategies
 from shared.config import Config, ModelConfig
 from shared.memory import Memory, memory
 from shared.model import unchanged
@@ -51,3 +51,12 @@ def test_long_windows_take_less_on_more_devices(strategy: str):
     one, many = (planned("explicit", config, devices) for devices in (1, 8))
     assert many.temporary < one.temporary / (16 if strategy == "context_parallel" else 4)
     assert planned("auto", config, 8).temporary < one.temporary / 4
+
+
+def test_the_table_that_the_pages_show(monkeypatch: pytest.MonkeyPatch):
+    """What a row says is what the program has: all that pure data parallelism sends is one all-reduce."""
+    monkeypatch.setattr(strategies, "config", lambda strategy: sized(strategy, 32, window=64))
+    name, twin, arguments, temporary, peak, sent, kinds = strategies.row("data_parallel", "explicit")
+    assert (name, twin) == ("data_parallel", "explicit")
+    assert 0 < float(arguments) < float(arguments) + float(temporary) <= float(peak) + 0.1
+    assert kinds == f"all_reduce {sent}"
