@@ -2,7 +2,7 @@
 
 import sys
 
-from bench import between, bugs, compare, kinds, ledger
+from bench import between, bugs, compare, kinds, ledger, strategies
 from shared.cli import one_line_errors, parse
 
 COMMANDS = {
@@ -10,6 +10,7 @@ COMMANDS = {
     "bugs": (bugs.BugsCommand, bugs.run),
     "kinds": (kinds.KindsCommand, kinds.run),
     "ledger": (ledger.LedgerCommand, ledger.run),
+    "strategies": (strategies.StrategiesCommand, strategies.run),
     "processes": (between.ProcessesCommand, between.run),
 }
 

@@ -63,6 +63,7 @@ def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[s
         found.append(
             {
                 "book": account(config, devices, {name: contestants[devices, name].sends for name in TWINS}),
+                "memory": {name: contestants[devices, name].memory for name in TWINS},
                 "seconds": {name: float(values.min()) for name, values in own.items()},
                 "losses": {name: contestants[devices, name].loss for name in TWINS},
                 "explicit_over_auto": ratio(own["explicit"], own["auto"]),
@@ -148,6 +149,7 @@ def as_data(rows: Sequence[Row], found: runtime.Runtime, config: Config) -> dict
                     for dtype, pairs in row.proofs.items()
                 },
                 "ledger": ledger_data(row.book),
+                "memory": {name: dataclasses.asdict(held) for name, held in row.memory.items()},
                 "seconds": row.seconds,
                 "losses": row.losses,
                 "explicit_over_auto": row.explicit_over_auto,

@@ -13,7 +13,7 @@ from shared.state import TrainState
 from shared.twin import Twin
 
 UNCHECKED = Edit("step.py", "partial(jax.shard_map, mesh=mesh)", "partial(jax.shard_map, mesh=mesh, check_vma=False)")
-REDUCTION = "return split(lax.pmean(join(local, size), axes), like=local, size=size)"
+REDUCTION = "averaged = split(lax.pmean(join(averaged, size), over), like=averaged, size=size)"
 AVERAGED = "sums, tokens = data_parallel.average(plan, (sums, tokens))"
 DIVIDED = "loss, gradients = divided(sums, tokens)"
 NORM = "norm = fsdp.norm(plan, gradients)"
@@ -55,7 +55,7 @@ BUGS = (
     Bug(
         "no pmean",
         "explicit",
-        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, "return local")),
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, "pass")),
         says="a reduction over data is missing",
     ),
     Bug(
@@ -196,7 +196,7 @@ BUGS = (
     Bug(
         "a reduction over the wrong axis",
         "explicit",
-        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("axes)", "'tensor')"))),
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("over)", "'tensor')"))),
         devices=4,
         mesh="data=2,tensor=2",
         says="a reduction over data .*is missing",
@@ -208,11 +208,10 @@ BUGS = (
             Edit(
                 "data_parallel.py",
                 REDUCTION,
-                "short = jax.tree.map(lambda leaf: leaf.astype('bfloat16'), join(local, size))\n"
-                "    long = jax.tree.map(lambda leaf: leaf.astype('float32'), lax.pmean(short, axes))\n"
-                "    return split(long, like=local, size=size)",
+                "short = [bucket.astype('bfloat16') for bucket in join(averaged, size)]\n"
+                "            long = [bucket.astype('float32') for bucket in lax.pmean(short, over)]\n"
+                "            averaged = split(long, like=averaged, size=size)",
             ),
-            Edit("data_parallel.py", "from jax import lax", "import jax\nfrom jax import lax"),
         ),
         says="gradients: errors of about .* as rounding to bfloat16",
     ),

@@ -31,7 +31,7 @@ BUGS = (
         edits=(
             Edit(
                 "data_parallel.py",
-                "factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.batch_devices",
+                "factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.token_devices",
                 "factor = 1",
             ),
         ),

@@ -12,6 +12,7 @@ from shared.config import Config
 from shared.equivalence import Report
 from shared.leaves import Leaf
 from shared.ledger import Collective
+from shared.memory import Memory
 
 GROUPS = ("loss", "metrics", "logits", "gradients", "parameters", "update")
 
@@ -25,6 +26,8 @@ class Row:
     """Tier (`float64`, ..., `trajectory, SGD`), then pair of steps (`oracle / auto`, ...), to their comparison."""
     book: Account
     """The ledger of the timed steps."""
+    memory: dict[str, Memory]
+    """Twin to what its timed step takes on each device."""
     seconds: dict[str, float]
     """Contestant to seconds per step, in the fastest round."""
     losses: dict[str, float]
@@ -55,6 +58,9 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
         table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.book.compiled[name]):,}" for row in rows))
     for name in ("auto", "explicit"):
         table.add_row(f"  predicted for {name}", *(prediction(row.book, name) for row in rows))
+    table.add_row("[bold]MiB on a device: arguments + temporary, peak")
+    for name in ("auto", "explicit"):
+        table.add_row(f"  {name}", *(held(row.memory[name]) for row in rows))
     table.add_row("[bold]time of a step, fastest")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{1e3 * row.seconds[name]:.1f} ms" for row in rows))
@@ -130,6 +136,11 @@ def tolerance(row: Row, dtype: str) -> float:
 
 def leaves(row: Row, dtype: str, group: str) -> list[Leaf]:
     return [leaf for report in row.proofs[dtype].values() for leaf in report.leaves if leaf.group == group]
+
+
+def held(memory: Memory) -> str:
+    arguments, temporary, peak = (size / 2**20 for size in (memory.arguments, memory.temporary, memory.peak))
+    return f"{arguments:.1f} + {temporary:.1f}, {peak:.1f}"
 
 
 def prediction(book: Account, name: str) -> str:

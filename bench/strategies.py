@@ -1,11 +1,17 @@
-"""Every strategy's memory and communication on one model: `python -m bench.strategies`. The figures in docs/ are its.
+"""`python -m bench strategies`: what every strategy holds and sends, on one model. The figures in docs/ are its.
 
-Nothing runs: steps are compiled for 8 devices, and their programs read.
+Nothing runs: steps are compiled for the devices there are, and their programs read.
 """
 
-from collections.abc import Iterator
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 import jax
+import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -13,48 +19,75 @@ from bench import DEVICE_COUNTS, TWINS
 from shared import runtime
 from shared.collectives import collectives, compile_readable
 from shared.config import Config, ModelConfig
+from shared.ledger import totals
 from shared.memory import memory
-from shared.placement import STRATEGIES, make_mesh
+from shared.placement import STRATEGIES, layout, make_mesh
+from shared.reporter import open_output
 
-DEVICES = DEVICE_COUNTS[-1]
-
-
-def config(strategy: str) -> Config:
-    """A model whose activations, parameters and optimizer state all weigh something."""
-    return Config(
-        model=ModelConfig(layers=4, width=256, heads=8, hidden=1024, window=256, unroll=1), batch=32, strategy=strategy
-    )
+MODEL = Config(model=ModelConfig(layers=4, width=256, heads=8, hidden=1024, window=256, unroll=1), batch=32)
+"""A model whose activations, parameters and optimizer state all weigh something."""
 
 
-def row(strategy: str, name: str) -> tuple[str, ...]:
-    """Cells of one line of the table."""
-    twin = TWINS[name](config(strategy), make_mesh(strategy, DEVICES))
+@dataclass(frozen=True)
+class StrategiesCommand:
+    """Memory and communication of one training step of every strategy, in both twins, read from compiled programs."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: MODEL)
+    devices: int = DEVICE_COUNTS[-1]
+    """Devices of the mesh."""
+    json: Path | None = None
+    """File for all that was found, as JSON."""
+
+
+def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
+    """One twin's step of one strategy: bytes on a device, and bytes put into collectives by kind."""
+    twin = TWINS[name](config, make_mesh(config.strategy, devices))
     step = compile_readable(twin.train_step, *twin.shapes())
-    sends: dict[str, int] = {}
-    for found in collectives(step, twin.mesh):
-        sends[found.kind] = sends.get(found.kind, 0) + found.total_bytes
-    planned = memory(step)
-    sizes = (f"{size / 2**20:.1f}" for size in (planned.arguments, planned.temporary, planned.peak))
-    sent = ", ".join(f"{kind} {size / 2**20:.1f}" for kind, size in sorted(sends.items()) if size >= 2**15)
-    return strategy, name, *sizes, f"{sum(sends.values()) / 2**20:.1f}", sent
+    sends = collectives(step, twin.mesh)
+    predicted = STRATEGIES[config.strategy].traffic(config, twin.mesh.shape, name)
+    kinds: dict[str, int] = {}
+    for (kind, _), bytes in totals(sends).items():
+        kinds[kind] = kinds.get(kind, 0) + bytes
+    return {
+        "strategy": config.strategy,
+        "twin": name,
+        **dataclasses.asdict(memory(step)),
+        "put_in": kinds,
+        "sent": sum(c.total_sent for c in sends),
+        "as_predicted": None if predicted is None else totals(predicted) == totals(sends),
+    }
 
 
-def rows() -> Iterator[tuple[str, ...]]:
-    for strategy in STRATEGIES:
-        for name in TWINS:
-            yield row(strategy, name)
+def run(command: StrategiesCommand) -> int:
+    """Print the table; return 0 if every step sends what is predicted of it, 1 otherwise."""
+    found = runtime.start(command.devices)
+    configs = [dataclasses.replace(command.config, strategy=strategy) for strategy in STRATEGIES]
+    for config in configs:  # says now what cannot work
+        layout(config, make_mesh(config.strategy, command.devices))
+    file = open_output(command.json, "--json") if command.json else None
+    rows = [plan(config, name, command.devices) for config in configs for name in TWINS]
+    console = Console(highlight=False, soft_wrap=True, width=180)
+    console.print(found.describe())
+    print_rows(console, rows)
+    if file:
+        with file:
+            json.dump({"runtime": dataclasses.asdict(found), "rows": rows}, file, indent=2)
+    return 0 if all(row["as_predicted"] in (True, None) for row in rows) else 1
 
 
-def main() -> None:
-    runtime.start(DEVICES)
-    console = Console(highlight=False, soft_wrap=True, width=160)
-    table = Table("strategy", "twin", "arguments", "temporary", "peak", "sent", "of these", box=None)
-    for cells in rows():
-        table.add_row(*cells)
-    console.print(runtime.STARTED[0].describe())
+def print_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """One line for each strategy and twin, in MiB on each device."""
+    table = Table(box=None, pad_edge=False)
+    sizes = ("arguments", "temporary", "peak")
+    for heading in ("strategy", "twin", *sizes, "put in", "as predicted", "of these"):
+        table.add_column(heading, justify="right" if heading in (*sizes, "put in") else "left")
+    for row in rows:
+        held = (f"{row[size] / 2**20:.1f}" for size in sizes)
+        kinds = ", ".join(f"{kind} {bytes / 2**20:.1f}" for kind, bytes in row["put_in"].items() if bytes >= 2**15)
+        kept = {True: "yes", False: "[red]NO", None: "not predicted"}[row["as_predicted"]]
+        total = f"{sum(row['put_in'].values()) / 2**20:.1f}"
+        table.add_row(row["strategy"], row["twin"], *held, total, kept, kinds)
     console.print(table)
-    console.print(f"MiB on each of {jax.device_count()} devices; what is sent: put in by each in one step")
-
-
-if __name__ == "__main__":
-    main()
+    console.print(
+        f"MiB on each of {jax.device_count()} devices; put in: by each device, into the collectives of one step"
+    )

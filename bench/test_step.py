@@ -4,6 +4,7 @@
 figures of different days are of the same thing; `python -m bench compare` takes any size.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -14,6 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench import device_counts
 from bench.timing import CONTESTANTS, Contestant, contestant, in_turns, ratio
 from shared.config import Config
+from shared.placement import STRATEGIES
 
 CONFIG = Config()
 COUNTS = device_counts(jax.device_count())
@@ -41,6 +43,24 @@ def test_train_step(benchmark: BenchmarkFixture, devices: int, name: str):
     )
     if benchmark.stats:  # none with --benchmark-disable
         benchmark.extra_info["tokens_per_second"] = tokens / benchmark.stats.stats.median
+
+
+@pytest.mark.parametrize("name", ["auto", "explicit"])
+@pytest.mark.parametrize("strategy", [strategy for strategy in STRATEGIES if strategy != CONFIG.strategy])
+def test_train_step_of_strategy(benchmark: BenchmarkFixture, strategy: str, name: str):
+    """The same model with twice the heads, as most devices need, on all devices there are, under every strategy."""
+    config = dataclasses.replace(CONFIG, strategy=strategy, model=dataclasses.replace(CONFIG.model, heads=8))
+    step = contestant(name, config, COUNTS[-1])
+    benchmark.group = f"train step of strategies on {COUNTS[-1]} devices"
+    benchmark.pedantic(step.run, rounds=5, iterations=1, warmup_rounds=1)
+    benchmark.extra_info.update(
+        strategy=strategy,
+        twin=name,
+        platform=jax.default_backend(),
+        simulated=jax.default_backend() == "cpu",
+        bytes_sent=sum(collective.total_bytes for collective in step.sends),
+        memory=step.memory and dataclasses.asdict(step.memory),
+    )
 
 
 def test_ratios_in_turns(benchmark: BenchmarkFixture):

@@ -19,6 +19,7 @@ from shared.collectives import Collective, collectives, compile_readable
 from shared.config import Config
 from shared.corpus import read_corpus
 from shared.data import Batch, Dataset
+from shared.memory import Memory, memory
 from shared.placement import make_mesh
 from shared.processes import wait_for_all
 
@@ -36,6 +37,8 @@ class Contestant:
     """Of the last step."""
     sends: list[Collective] = field(default_factory=list)
     """Its collectives."""
+    memory: Memory | None = None
+    """What it takes on each device."""
 
     def run(self, steps: int = 1) -> None:
         """Train for so many steps, and wait until the devices have done them."""
@@ -53,7 +56,7 @@ def contestant(name: str, config: Config, devices: int) -> Contestant:
         twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
         step = compile_readable(twin.train_step, *twin.shapes())
     state, batch = twin.init(jax.random.key(config.seed)), twin.place_batch(timed_batch(config))
-    made = Contestant(step, state, batch, sends=collectives(step, twin.mesh))
+    made = Contestant(step, state, batch, sends=collectives(step, twin.mesh), memory=memory(step))
     made.run(2)
     return made
 

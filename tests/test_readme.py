@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_there_is_something_to_test():
     assert len(PROGRAMS) == 3
-    assert len(COMMANDS) == 16
+    assert len(COMMANDS) == 17
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("make")])
