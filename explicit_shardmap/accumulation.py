@@ -33,8 +33,10 @@ def accumulate(plan: Plan, gradients: Callable[..., Any], params: Any, batch: Ba
     )
 
     def add(sums: Any, part: Batch) -> tuple[Any, None]:
-        # The barrier keeps gathers in the loop. Before it, gathered parameters would be kept for all of its turns.
-        return jax.tree.map(jnp.add, sums, gradients(*lax.optimization_barrier((params, part)))), None
+        # Barriers keep gathers in the loop: before it, gathered parameters would be kept for all of its turns. (Leaf by
+        # leaf, since in JAX 0.10 all that comes out of one barrier varies over the axes of all that goes in.)
+        here = jax.tree.map(lambda leaf: lax.optimization_barrier((leaf, part.rows))[0], params)
+        return jax.tree.map(jnp.add, sums, gradients(here, part)), None
 
     sums, _ = lax.scan(add, nothing, parts)
     return sums
