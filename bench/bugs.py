@@ -18,7 +18,8 @@ from rich.table import Table
 
 from bench import TWINS, data_bugs, model_bugs
 from bench.planted import Bug, planted
-from bench.proof import Truth, compiled_together, computing_in, proof_config, truth
+from bench.programs import compiled_together, computing_in
+from bench.proof import Truth, proof_config, truth
 from bench.trajectories import compare_trajectories, trajectory, trajectory_config
 from shared import runtime, single_device
 from shared.config import Config

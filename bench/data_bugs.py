@@ -1,16 +1,6 @@
 """Planted bugs of data parallelism, one row each: the right lines, the wrong ones, and what the check has to say."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any
-
-import jax
-import numpy as np
-
-from bench.planted import Bug, Edit
-from bench.proof import proof_dataset
-from shared.state import TrainState
-from shared.twin import Twin
+from bench.planted import Bug, Edit, Forgetful, Stale, used_as
 
 UNCHECKED = Edit("step.py", "partial(jax.shard_map, mesh=mesh)", "partial(jax.shard_map, mesh=mesh, check_vma=False)")
 REDUCTION = "averaged = split(lax.pmean(join(averaged, size), over), like=averaged, size=size)"
@@ -24,31 +14,6 @@ FORWARD = "plan.forward(params, batch.tokens, "
 def after(line: str, *added: str) -> str:
     """The line with others below it."""
     return "\n    ".join([line, *added])
-
-
-class Forgetful(Twin):
-    """A twin whose resumed state has lost the optimizer's count, on which the learning rate depends."""
-
-    def place_state(self, state: TrainState) -> TrainState:
-        zero = jax.tree.map(
-            lambda leaf: np.zeros_like(leaf) if np.issubdtype(leaf.dtype, np.integer) else leaf, state.optimizer
-        )
-        return super().place_state(dataclasses.replace(state, optimizer=zero))
-
-
-class Stale(Twin):
-    """A twin whose last device keeps the rows of the batch before."""
-
-    def place_batch(self, batch: Any) -> Any:
-        before = proof_dataset(self.plan.config)(1)
-        kept = self.plan.config.batch // self.mesh.size
-        return super().place_batch(
-            jax.tree.map(lambda new, old: np.concatenate([new[:-kept], old[-kept:]]), batch, before)
-        )
-
-
-def used_as(kind: type[Twin]) -> Callable[[Twin], Twin]:
-    return lambda twin: kind(**{field.name: getattr(twin, field.name) for field in dataclasses.fields(twin)})
 
 
 BUGS = (

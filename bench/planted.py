@@ -5,6 +5,7 @@ right ones are no longer there. Wrong steps are traced without `shard_map`'s own
 what is tried here is the comparison by itself.
 """
 
+import dataclasses
 import importlib
 import shutil
 import sys
@@ -15,6 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
+import numpy as np
+
+from bench.proof import proof_dataset
+from shared.state import TrainState
 from shared.twin import Twin
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +56,31 @@ class Bug:
     """Axes and degrees in place of the strategy's own."""
     patch: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Within it the step is built and traced: for mistakes in what both twins stand on."""
+
+
+class Forgetful(Twin):
+    """A twin whose resumed state has lost the optimizer's count, on which the learning rate depends."""
+
+    def place_state(self, state: TrainState) -> TrainState:
+        zero = jax.tree.map(
+            lambda leaf: np.zeros_like(leaf) if np.issubdtype(leaf.dtype, np.integer) else leaf, state.optimizer
+        )
+        return super().place_state(dataclasses.replace(state, optimizer=zero))
+
+
+class Stale(Twin):
+    """A twin whose last device keeps the rows of the batch before."""
+
+    def place_batch(self, batch: Any) -> Any:
+        before = proof_dataset(self.plan.config)(1)
+        kept = self.plan.config.batch // self.mesh.size
+        return super().place_batch(
+            jax.tree.map(lambda new, old: np.concatenate([new[:-kept], old[-kept:]]), batch, before)
+        )
+
+
+def used_as(kind: type[Twin]) -> Callable[[Twin], Twin]:
+    return lambda twin: kind(**{field.name: getattr(twin, field.name) for field in dataclasses.fields(twin)})
 
 
 @contextmanager

@@ -6,12 +6,10 @@ that can go wrong: dropout, a mask that leaves one device without a counted toke
 same with this file, and bench/bugs.py tries it on steps that are wrong.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bench import TWINS
+from bench.programs import Programs, compiled, compiled_together, computing_in
 from bench.suspects import context_suspects, suspects, tensor_suspects
 from shared import single_device
 from shared.config import Config, DType, ModelConfig, OptimizerConfig
@@ -28,7 +27,6 @@ from shared.diagnosis import Suspect
 from shared.equivalence import Report, compare_results
 from shared.model import Seams
 from shared.placement import find_strategy, make_mesh
-from shared.runtime import fast_compilation
 from shared.state import TrainState, abstract_state, initial_state
 from shared.tolerance import work_behind
 
@@ -85,69 +83,6 @@ def proof_state(config: Config) -> TrainState:
 def typed_as(leaf: Any, like: Any) -> Any:
     """The leaf in the other's type."""
     return leaf if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key) else np.asarray(leaf, like.dtype)
-
-
-@dataclass(frozen=True)
-class Programs:
-    """The functions of a step, compiled for one state and batch, without XLA's expensive passes: they run once."""
-
-    run: Callable[[TrainState, Batch], tuple[Any, Any, Any]]
-    """(state, batch) to what loss_and_grads, logits and train_step return; the state may be donated."""
-
-    def observe(self, state: TrainState, batch: Batch, copy: Callable[[TrainState], TrainState]) -> dict[str, Any]:
-        """Everything that the step computes, in groups."""
-        (loss, gradients, tokens), logits, (after, metrics) = self.run(copy(state), batch)
-        found = {
-            "loss": {"loss_and_grads": loss, "train_step": metrics["loss"]},
-            "metrics": {
-                "tokens of loss_and_grads": tokens,
-                **{name: value for name, value in metrics.items() if name != "loss"},
-            },
-            "logits": logits,
-            "gradients": gradients,
-            "parameters": after.params,
-        }
-        if loss.dtype == np.float64:  # elsewhere the rounding of the stored parameters would be most of it
-            old, new = jax.device_get(state.params), jax.device_get(after.params)
-            found["update"] = jax.tree.map(np.subtract, new, old)
-        return found
-
-
-def compiled(step: Any, state: TrainState, batch: Batch) -> Programs:
-    """A twin's functions, or the single-device step's, compiled side by side: XLA does not hold Python's lock."""
-    lowered = [
-        step.loss_and_grads.lower(state, batch),
-        step.logits.lower(state, batch.tokens),
-        step.train_step.lower(state, batch),
-    ]
-    options = fast_compilation()
-    with ThreadPoolExecutor() as pool:
-        gradients, logits, train = pool.map(lambda program: program.compile(compiler_options=options), lowered)
-
-    def run(state: TrainState, batch: Batch) -> tuple[Any, Any, Any]:
-        # One after the other: two programs with collectives in flight can deadlock on simulated devices.
-        first = jax.block_until_ready(gradients(state, batch))
-        second = jax.block_until_ready(logits(state, batch.tokens))
-        return first, second, jax.block_until_ready(train(state, batch))
-
-    return Programs(run)
-
-
-def compiled_together(step: Any, state: TrainState, batch: Batch) -> Programs:
-    """The same as one program, in half the time: for many steps of which none is what anybody runs."""
-
-    def everything(state: TrainState, batch: Batch) -> tuple[Any, Any, Any]:
-        return step.loss_and_grads(state, batch), step.logits(state, batch.tokens), step.train_step(state, batch)
-
-    program = jax.jit(everything).lower(state, batch).compile(compiler_options=fast_compilation())
-    return Programs(lambda state, batch: jax.block_until_ready(program(state, batch)))
-
-
-@contextlib.contextmanager
-def computing_in(dtype: DType) -> Generator[None]:
-    """Within it, 64-bit numbers are allowed if they are asked for, and float32 is multiplied as float32 anywhere."""
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
-        yield
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from bench import TWINS
-from bench.proof import computing_in, proof_config, proof_state
+from bench.programs import computing_in
+from bench.proof import proof_config, proof_state
 from shared import single_device
 from shared.config import Config, OptimizerConfig
 from shared.data import Dataset

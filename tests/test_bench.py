@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bench import compare, proof
+from bench import compare, programs
 from bench.compare import CompareCommand
 from bench.timing import Contestant, in_turns, ratio
 from tests.runs import COMPILED_ONCE
@@ -67,7 +67,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """A factor of 1.001 in the gradients of one twin."""
-    honest = proof.Programs.observe
+    honest = programs.Programs.observe
     calls = []
 
     def every_fifth(*arguments):
@@ -77,7 +77,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(
             seen["gradients"] = jax.tree.map(lambda leaf: leaf * 1.001, seen["gradients"])
         return seen
 
-    monkeypatch.setattr(proof.Programs, "observe", every_fifth)
+    monkeypatch.setattr(programs.Programs, "observe", every_fifth)
     assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
     printed = capsys.readouterr().out
     assert "NOT EQUAL" in printed

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bench import DEVICE_COUNTS, TWINS
-from bench.proof import Programs, compiled, compiled_together, proof_batch, proof_config, proof_state, prove
+from bench.programs import Programs, compiled, compiled_together
+from bench.proof import proof_batch, proof_config, proof_state, prove
 from bench.trajectories import OPTIMIZERS, trajectories
 from shared import single_device
 from shared.config import Config, DType
