@@ -27,7 +27,7 @@ class Suspect:
     """What a step that makes it returns; groups that it does not touch may be left out."""
 
 
-def hints(leaves: Sequence[Leaf], pairs: Pairs, axes: Mapping[str, int], rule: Rule) -> Iterator[str]:
+def hints(leaves: Sequence[Leaf], pairs: Pairs, axes: Mapping[str, int]) -> Iterator[str]:
     """What the differing leaves of each group have in common, and what that usually means.
 
     axes: the mesh axes of the candidate's result and their sizes.

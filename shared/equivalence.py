@@ -135,7 +135,7 @@ def compare_results(
     leaves = measured(pairs, rule)
     wrong = [leaf for leaf in leaves if not leaf.equal]
     found_hints = (
-        (*explained(list(suspects), wrong, found, rule), *hints(leaves, pairs, mesh_axes(named), rule))
+        (*explained(list(suspects), wrong, found, rule), *hints(leaves, pairs, mesh_axes(named)))
         if wrong or problems
         else ()
     )
