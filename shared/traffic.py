@@ -29,15 +29,21 @@ def predicted(row: "Strategy", config: Config, degrees: Mapping[str, int], twin:
     """What each device puts into the collectives of one training step; None where no formula is known.
 
     The explicit twin sends what is written there, and the formulas follow the source. In the auto twin the partitioner
-    decides. It does the same where only rows of the batch are split, or sequences with attention over heads; elsewhere
-    its choices have no simple formula (docs/strategies.md says what they are).
+    decides. It does the same where only rows of the batch are split, or sequences with attention over heads, and with
+    `tensor` alone little else; elsewhere its choices have no simple formula (docs/strategies.md says what they are).
     """
     split = {axis for axis, size in degrees.items() if size > 1}
-    alike = (split <= {"data"} and not row.zero) or (split == {"context"} and row.attention == "all_to_all")
-    if twin == "auto" and not alike:
+    rows = split <= {"data"} and not row.zero
+    whole = config.microbatches == 1  # elsewhere the auto twin reduces in every turn of their loop
+    exchanged = split == {"context"} and row.attention == "all_to_all" and whole
+    tensor = split == {"tensor"} and not row.sequence and whole
+    if twin == "auto" and not (rows or exchanged or tensor):
         return None
+    parts = [*explicit_traffic(row, config, degrees)]
+    if twin == "auto" and tensor:
+        parts += unmerged_traffic(row, config, degrees)
     total: dict[tuple[str, tuple[str, ...]], int] = {}
-    for kind, axes, size in explicit_traffic(row, config, degrees):
+    for kind, axes, size in parts:
         axes = tuple(axis for axis in degrees if axis in axes and degrees[axis] > 1)
         if axes and size:
             total[kind, axes] = total.get((kind, axes), 0) + size
@@ -96,3 +102,13 @@ def activations_traffic(row: "Strategy", config: Config, degrees: Mapping[str, i
         yield Traffic("all_to_all", ("context",), 4 * heads * layers * (2 + again))
     else:
         yield Traffic("collective_permute", ("context",), 2 * heads * (context - 1) * layers * (2 + again))
+
+
+def unmerged_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+    """What the auto twin sends more where only `tensor` splits: the gradients of what query, key and value read are
+    reduced one by one, and so are the squares of the leaves for the norm."""
+    stream = config.batch * config.model.window * config.model.width * jnp.dtype(config.model.dtype).itemsize
+    yield Traffic("all_reduce", ("tensor",), 2 * config.model.layers * stream)
+    leaves = named_leaves(abstract_state(config).params)
+    split = [leaf.dtype.itemsize for name, leaf in leaves.items() if "tensor" in split_axes(row.leaf_spec(name))]
+    yield Traffic("all_reduce", ("tensor",), sum(split[1:]))

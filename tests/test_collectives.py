@@ -81,9 +81,11 @@ def test_the_auto_twin_sends_what_is_predicted_where_it_is(strategy: str):
     config = proof_config("float32", strategy)
     row = STRATEGIES[strategy]
     predicted = row.traffic(config, row.degrees(8), "auto")
-    assert (predicted is not None) == (strategy in ("data_parallel", "context_all_to_all"))
+    assert (predicted is not None) == (strategy in ("data_parallel", "tensor_parallel", "context_all_to_all"))
     if predicted is not None:
         assert sent(config, "auto", 8) == expected(config, "auto", 8)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True, unroll=1, layers=3))
+        assert sent(config, "auto", 4) == expected(config, "auto", 4)
 
 
 def test_constraints_close_gaps_of_the_auto_twin():
