@@ -155,13 +155,13 @@ def prove(
     config: Config,
     counts: Sequence[int],
     say: Callable[[str], None] = lambda message: None,
-    compile: Callable[[Any, TrainState, Batch], Programs] = compiled,
+    compile: Callable[[Any, TrainState, Batch], Programs] | None = None,
 ) -> dict[int, dict[str, Report]]:
     """Compare oracle, single-device step, auto twin and explicit twin on each number of devices.
 
     Returns for each number of devices the reports of the pairs (`oracle / single`, `oracle / auto`, ...,
     `auto / explicit`), with the groups of `Programs.observe`; and of each twin with itself run again (`auto / again`),
-    in which no bit may differ. compile: `compiled`, or `compiled_together` to save time.
+    in which no bit may differ. compile: `compiled`, unless another, as `compiled_together`, is given to save time.
     """
     say(f"proving {config.model.dtype}: one device, without a mesh, in float64")
     true = truth(config)
@@ -174,7 +174,7 @@ def prove(
                 say(f"proving {config.model.dtype}: {name} on {devices}")
                 twin = build(config, make_mesh(config.strategy, devices, config.mesh))
                 state, batch = twin.place_state(true.state), twin.place_batch(true.batch)
-                programs = compile(twin, state, batch)
+                programs = (compile or compiled)(twin, state, batch)
                 results[name], again[name] = (programs.observe(state, batch, twin.place_state) for _ in range(2))
             likely = true.suspects(twin.mesh)
             found[devices] = {

@@ -116,7 +116,7 @@ def identical(row: Row, condition: Callable[[str, Report], bool]) -> str:
 
 def budget(row: Row, tier: str) -> str:
     """The largest share of its tolerance that a leaf used."""
-    return f"{max(report.worst().used for report in row.proofs[tier].values()):.1%}" if tier in row.proofs else ""
+    return f"{max(report.worst().used for report in row.proofs[tier].values()):.1%}" if row.proofs.get(tier) else ""
 
 
 def difference(row: Row, dtype: str, group: str) -> str:

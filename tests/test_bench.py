@@ -11,8 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from bench import compare, programs
+from bench import compare, programs, proof
 from bench.compare import CompareCommand
+from bench.programs import compiled_together
 from bench.timing import Contestant, in_turns, ratio
 from tests.runs import COMPILED_ONCE
 from tests.small import small_config
@@ -23,6 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch):
     """Two devices and one type, so that the whole command takes seconds. CI runs it in full."""
     monkeypatch.setattr(compare, "device_counts", lambda devices: [2])
     monkeypatch.setattr(compare, "DTYPES", ("float32",))
+    monkeypatch.setattr(proof, "compiled", compiled_together)
 
 
 def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -78,6 +80,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(
         return seen
 
     monkeypatch.setattr(programs.Programs, "observe", every_fifth)
+    monkeypatch.setattr(compare, "trajectories", lambda *arguments: {})
     assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
     printed = capsys.readouterr().out
     assert "NOT EQUAL" in printed
