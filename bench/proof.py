@@ -9,6 +9,7 @@ same with this file, and bench/bugs.py tries it on steps that are wrong.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bench import TWINS
+from bench import DEVICE_COUNTS, TWINS
 from bench.programs import Programs, compiled, compiled_together, computing_in
 from bench.suspects import context_suspects, suspects, tensor_suspects
 from shared import single_device
@@ -28,11 +29,19 @@ from shared.equivalence import Report, compare_results
 from shared.model import Seams
 from shared.placement import find_strategy, make_mesh
 from shared.state import TrainState, abstract_state, initial_state
+from shared.strategies import read_degrees
 from shared.tolerance import work_behind
 
 BFLOAT16_FACTOR = 5e-4
 """How far from 1 a factor common to all gradients of the two twins may be in bfloat16, where a single leaf may be off
 by more than 0.001. Half of that 0.001, since a gradient wrong by a factor of 1.001 has to be seen."""
+
+
+def proof_heads(strategy: str, mesh: str) -> int:
+    """4, or as many as heads are split into on 8 devices or this mesh: the limits of float32 depend on the number."""
+    row = find_strategy(strategy)
+    degrees = read_degrees(mesh) if mesh else row.degrees(DEVICE_COUNTS[-1])
+    return max(4, math.prod(degrees.get(axis, 1) for axis in row.splits()["heads"]))
 
 
 def proof_config(dtype: DType, strategy: str, mesh: str = "") -> Config:
@@ -41,7 +50,7 @@ def proof_config(dtype: DType, strategy: str, mesh: str = "") -> Config:
         model=ModelConfig(
             layers=2,
             width=32,
-            heads=8,
+            heads=proof_heads(strategy, mesh),
             hidden=64,
             window=16,
             dropout=0.1,

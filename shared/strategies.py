@@ -165,11 +165,8 @@ def describe(config: Config) -> str:
     return ", ".join(f"{axis} splits {what}" for axis, what in AXES.items() if f"{axis}=" in config.mesh)
 
 
-def read_mesh(text: str, devices: int) -> dict[str, int]:
-    """Axes and degrees from a text such as `data=2,tensor=4`, in the order of AXES.
-
-    Raises ValueError for what cannot be read, and for degrees whose product is not the number of devices.
-    """
+def read_degrees(text: str) -> dict[str, int]:
+    """Axes and degrees from a text such as `data=2,tensor=4`, in the order of AXES. Raises ValueError for others."""
     found = {}
     for part in text.split(","):
         axis, _, degree = (piece.strip() for piece in part.partition("="))
@@ -180,13 +177,19 @@ def read_mesh(text: str, devices: int) -> dict[str, int]:
             f"mesh={text} gives {axis} the degree {degree!r}; give a number of devices, as in data=2,tensor=4",
         )
         found[axis] = int(degree)
+    return {axis: found[axis] for axis in AXES if axis in found}
+
+
+def read_mesh(text: str, devices: int) -> dict[str, int]:
+    """The same, for so many devices. Raises ValueError as well for degrees whose product is another number."""
+    found = read_degrees(text)
     product = math.prod(found.values())
     check(
         product == devices,
         f"mesh={text} is for {product} devices, but there are {devices}; give degrees whose product is {devices}, "
         f"or --devices {product}",
     )
-    return {axis: found[axis] for axis in AXES if axis in found}
+    return found
 
 
 def check_sizes(config: Config, row: Strategy, degrees: Mapping[str, int]) -> None:

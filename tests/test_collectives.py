@@ -109,7 +109,6 @@ RECORDED = {
     "hsdp": {
         "all_gather fsdp": 50272, "all_reduce data": 24576, "all_reduce data fsdp": 37896, "all_reduce fsdp": 98372,
     },
-    "tensor_parallel": {"all_reduce tensor": 429100},
     "sequence_parallel": {"all_gather tensor": 36864, "all_reduce tensor": 465068},
     "context_parallel": {"all_gather context": 16384, "all_reduce context": 266760},
 }  # fmt: skip
