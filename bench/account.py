@@ -97,11 +97,21 @@ def print_account(console: Console, config: Config, devices: int, book: Account)
     console.print(f"asked for by name in explicit: {said(totals(book.requested))}: {verdict}")
     console.print("\n[bold]explicit / in its place, auto")
     for match in book.matches:
-        sides = (
-            ", ".join(short(c) for c in side[:3]) + (f" and {len(side) - 3} more" if len(side) > 3 else "")
-            for side in (match.explicit, match.auto)
+        console.print(f"{match.verdict}: {said_of(match.explicit)} / {said_of(match.auto)}")
+
+
+def said_of(side: Sequence[Collective]) -> str:
+    """How many of what, in words."""
+    runs: dict[tuple[str, tuple[str, ...]], int] = {}
+    for c in side:
+        runs[c.kind, c.axes] = runs.get((c.kind, c.axes), 0) + (c.count or 1)
+    return (
+        ", ".join(
+            f"{runs[kind, axes]} {kind} over {', '.join(axes)}, {bytes:,} bytes"
+            for (kind, axes), bytes in totals(side).items()
         )
-        console.print(f"{match.verdict}: {' / '.join(side or 'nothing' for side in sides)}")
+        or "nothing"
+    )
 
 
 def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
@@ -113,24 +123,25 @@ def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
 
 
 def print_entries(console: Console, book: Account) -> None:
-    """Every collective of both compiled steps."""
+    """Every collective of both compiled steps, those from the same lines as one."""
     table = Table(box=None, pad_edge=False)
-    right = ("devices", "arrays", "bytes put in", "times", "sent by a device")
+    right = ("devices", "times", "arrays", "bytes put in", "sent by a device")
     for heading in ("twin", "collective", "axes", *right, "asked for by"):
         table.add_column(heading, justify="right" if heading in right else "left")
     for name, entries in book.compiled.items():
+        alike: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
         for c in entries:
-            times = "?" if c.count is None else str(c.count)
-            sizes = (str(c.participants), str(c.arrays), f"{c.bytes:,}", times, f"{c.total_sent:,.0f}")
-            table.add_row(name, c.kind, ", ".join(c.axes), *sizes, asked_for_by(c))
+            alike.setdefault((c.kind, c.axes, c.source), []).append(c)
+        for (kind, axes, source), group in alike.items():
+            times = "?" if any(c.count is None for c in group) else f"{sum(c.count or 0 for c in group)}"
+            arrays = sum(c.arrays * (c.count or 1) for c in group)
+            bytes, sent = sum(c.total_bytes for c in group), sum(c.total_sent for c in group)
+            sizes = (str(group[0].participants), times, str(arrays), f"{bytes:,}", f"{sent:,.0f}")
+            table.add_row(name, kind, ", ".join(axes) or "others", *sizes, source + scopes(group))
     console.print(table)
 
 
-def asked_for_by(c: Collective) -> str:
-    """The source, and the parts of the model of which the operations' names tell."""
-    scopes = dict.fromkeys(operand.scope for operand in c.operands if operand.scope)
-    return c.source + (f" ({', '.join(scopes)})" if scopes else "")
-
-
-def short(c: Collective) -> str:
-    return f"{'' if c.count == 1 else f'{c.count or chr(63)} x '}{c.kind} of {c.bytes:,} over {', '.join(c.axes)}"
+def scopes(group: Sequence[Collective]) -> str:
+    """The parts of the model of which the operations' names tell."""
+    found = dict.fromkeys(operand.scope for c in group for operand in c.operands if operand.scope)
+    return f" ({', '.join(found)})" if found else ""

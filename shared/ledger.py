@@ -132,42 +132,29 @@ class Match:
         return "the same" if totals(self.explicit) == totals(self.auto) else "otherwise"
 
 
+PURPOSES = {
+    "add up": ("all_reduce", "reduce_scatter"),
+    "bring": ("all_gather", "all_to_all", "collective_permute", "collective_broadcast"),
+}
+"""Kinds that can stand for one another: an all_reduce whose result is cut for a reduce_scatter, a gather for a ring."""
+
+
 def matched(explicit: Sequence[Collective], auto: Sequence[Collective]) -> list[Match]:
     """For the explicit step's collectives, those that the partitioner inserted in their place, and the reverse.
 
-    First by kind and axes, where the bytes over all of them are equal (the partitioner may send in many operations
-    what was asked for in one). Then one by one, by axes and bytes: the same kind, or another that can stand for it,
-    such as an all_reduce for a reduce_scatter whose result is cut afterwards. What is left has no counterpart.
+    First by kind and axes, where the bytes over all of them are equal: the partitioner may send in many operations
+    what was asked for in one. Then what is left, by purpose and axes. What has no counterpart then is missing in the
+    auto step, or its surplus.
     """
     found = []
     ours, theirs = list(explicit), list(auto)
-    for key in [key for key in totals(ours) if totals(ours)[key] == totals(theirs).get(key)]:
-        sides = [tuple(c for c in side if (c.kind, c.axes) == key) for side in (ours, theirs)]
+    for kind, axes in [key for key, bytes in totals(ours).items() if totals(theirs).get(key) == bytes]:
+        sides = [tuple(c for c in side if (c.kind, c.axes) == (kind, axes)) for side in (ours, theirs)]
         found.append(Match(*sides))
-        ours, theirs = ([c for c in side if (c.kind, c.axes) != key] for side in (ours, theirs))
-    for alike in (same_kind_and_bytes, same_axes_and_result, same_kind):
-        for entry in list(ours):
-            other = next((c for c in theirs if alike(entry, c)), None)
-            if other is not None:
-                found.append(Match((entry,), (other,)))
-                ours.remove(entry)
-                theirs.remove(other)
-    return found + [Match((c,), ()) for c in ours] + [Match((), (c,)) for c in theirs]
-
-
-def same_kind_and_bytes(one: Collective, other: Collective) -> bool:
-    return (one.kind, one.axes, one.total_bytes) == (other.kind, other.axes, other.total_bytes)
-
-
-def same_kind(one: Collective, other: Collective) -> bool:
-    return (one.kind, one.axes) == (other.kind, other.axes)
-
-
-def same_axes_and_result(one: Collective, other: Collective) -> bool:
-    """Whether both, over the same axes, are about a whole array of the same size."""
-    return one.axes == other.axes and whole(one) == whole(other)
-
-
-def whole(entry: Collective) -> int:
-    """Bytes of the array that is whole on every device, before or after."""
-    return entry.total_bytes * (entry.participants if entry.kind in ("all_gather", "all_to_all") else 1)
+        ours, theirs = ([c for c in side if (c.kind, c.axes) != (kind, axes)] for side in (ours, theirs))
+    for axes in dict.fromkeys(c.axes for c in (*ours, *theirs)):
+        for kinds in PURPOSES.values():
+            sides = [tuple(c for c in side if c.axes == axes and c.kind in kinds) for side in (ours, theirs)]
+            if any(sides):
+                found.append(Match(*sides))
+    return found

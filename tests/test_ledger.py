@@ -77,18 +77,19 @@ def test_bytes_sent_on_a_ring(kind: str, factor: float):
 
 
 def test_what_stands_in_the_place_of_what():
-    explicit = [entry("all_gather", 100), entry("reduce_scatter", 400), entry("all_reduce", 8), entry("all_to_all", 64)]
-    auto = [entry("all_reduce", 400), entry("all_gather", 50), entry("all_gather", 50), entry("collective_permute", 16)]
+    """Equal bytes of a kind are the same in however many operations; then an all_reduce stands for a reduce_scatter."""
+    explicit = [entry("all_gather", 100), entry("reduce_scatter", 400), entry("all_reduce", 8)]
+    auto = [entry("all_reduce", 410), entry("all_gather", 50, count=2), entry("collective_permute", 16)]
     found = {
         (tuple(c.kind for c in m.explicit), tuple(c.kind for c in m.auto)): m.verdict for m in matched(explicit, auto)
     }
     assert found == {
-        (("all_gather",), ("all_gather", "all_gather")): "the same",
-        (("reduce_scatter",), ("all_reduce",)): "otherwise",
-        (("all_reduce",), ()): "missing",
-        (("all_to_all",), ()): "missing",
+        (("all_gather",), ("all_gather",)): "the same",
+        (("reduce_scatter", "all_reduce"), ("all_reduce",)): "otherwise",
         ((), ("collective_permute",)): "surplus",
     }
+    (missing,) = matched([entry("all_to_all", 64)], [])
+    assert missing.verdict == "missing"
 
 
 def test_other_axes_are_no_match():
@@ -130,7 +131,7 @@ def test_ledger_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
         "one training step, data_parallel over data 2",
         "explicit_shardmap/data_parallel.py:",
         "predicted for auto: all_reduce over data",
-        "the same: all_reduce of",
+        "the same: 1 all_reduce over data,",
         "expected from cost and bytes",
         "in the profile, waiting included",
     ):
@@ -160,7 +161,7 @@ def test_a_step_that_sends_what_nobody_predicted_is_an_error(
     assert ledger.run(LedgerCommand(small_config(), devices=2, measure=False)) == 1
     printed = capsys.readouterr().out
     assert "NOT as compiled" in printed
-    assert "surplus: nothing / all_gather of 1,234 over data" in printed
+    assert "surplus: nothing / 1 all_gather over data, 1,234 bytes" in printed
 
 
 def test_errors_come_before_the_work():
