@@ -127,7 +127,7 @@ def print_entries(console: Console, book: Account) -> None:
     table = Table(box=None, pad_edge=False)
     right = ("devices", "times", "arrays", "bytes put in", "sent by a device")
     for heading in ("twin", "collective", "axes", *right, "asked for by"):
-        table.add_column(heading, justify="right" if heading in right else "left")
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for name, entries in book.compiled.items():
         alike: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
         for c in entries:

@@ -94,7 +94,7 @@ def run(command: CompareCommand) -> int:
     config = command.config
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     found = runtime.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
-    console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 120)
+    console = Console(highlight=False, soft_wrap=True, width=None if Console().is_terminal else 140)
     counts = device_counts(found.devices)
     if config.mesh:
         counts = counts[-1:]

@@ -55,18 +55,22 @@ class LedgerCommand:
     """File for all that was found, as JSON."""
 
 
-def profiled(step: Contestant, devices: int) -> dict[str, float]:
-    """Seconds that a device spends in each kind of collective in one step, waiting for others included."""
+def profiled(step: Contestant, devices: int) -> dict[str, dict[str, float]]:
+    """Kind to operation of the compiled program to the seconds that a device spends in it in one step, on average.
+
+    Waiting for others is included.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.run(STEPS)
         (file,) = Path(folder).rglob("*.xplane.pb")
         times = operation_times(file)
-    return {
-        kind: sum(time for name, time in times.items() if named.search(name)) / 1e9 / devices / STEPS
-        for kind, named in OPERATIONS.items()
-        if any(named.search(name) for name in times)
-    }
+    found: dict[str, dict[str, float]] = {}
+    for kind, named in OPERATIONS.items():
+        own = {name: time / 1e9 / devices / STEPS for name, time in times.items() if named.search(name)}
+        if own:
+            found[kind] = own
+    return found
 
 
 def costs_of(compiled: Iterable[Collective], mesh: jax.sharding.Mesh) -> dict[tuple[str, tuple[str, ...]], Cost]:
@@ -120,11 +124,15 @@ def run(command: LedgerCommand) -> int:
     return 0 if all(book.kept.values()) else 1
 
 
+def total(*found: Mapping[str, float]) -> float:
+    return sum(time for operations in found for time in operations.values())
+
+
 def print_times(
     console: Console,
     book: Account,
     costs: Mapping[tuple[str, tuple[str, ...]], Cost],
-    times: Mapping[str, Mapping[str, float]],
+    times: Mapping[str, Mapping[str, Mapping[str, float]]],
     beyond: Mapping[str, float],
 ) -> None:
     """What communication should cost by the price of its kinds, and what it was measured to."""
@@ -137,11 +145,11 @@ def print_times(
     table = Table("communication of a step", *book.compiled, box=None, pad_edge=False)
     rows: dict[str, Mapping[str, float]] = {
         "expected from cost and bytes": {name: expected(sends, costs) for name, sends in book.compiled.items()},
-        "in the profile, waiting included": {name: sum(found.values()) for name, found in times.items()},
+        "in the profile, waiting included": {name: total(*found.values()) for name, found in times.items()},
         "step, beyond the compute-only step": beyond,
     }
     for kind in dict.fromkeys(kind for found in times.values() for kind in found):
-        rows[f"  of the profile: {kind}"] = {name: found.get(kind, 0.0) for name, found in times.items()}
+        rows[f"  of the profile: {kind}"] = {name: total(found.get(kind, {})) for name, found in times.items()}
     for heading, values in rows.items():
         table.add_row(heading, *(f"{1e3 * values[name]:.2f} ms" for name in book.compiled))
     console.print()

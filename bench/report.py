@@ -58,7 +58,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
         table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.book.compiled[name]):,}" for row in rows))
     for name in ("auto", "explicit"):
         table.add_row(f"  predicted for {name}", *(prediction(row.book, name) for row in rows))
-    table.add_row("[bold]MiB on a device: arguments + temporary, peak")
+    table.add_row("[bold]MiB: arguments + rest, peak")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(held(row.memory[name]) for row in rows))
     table.add_row("[bold]time of a step, fastest")

@@ -142,7 +142,8 @@ def test_ledger_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], m
     (explicit,) = data["compiled"]["explicit"]
     assert explicit["sent_per_device"] == explicit["bytes"] == data["requested"][0]["bytes"]
     assert data["measured"]["expected_seconds"]["explicit"] > 0
-    assert data["measured"]["profiled_seconds"]["explicit"]["all_reduce"] > 0
+    (time,) = data["measured"]["profiled_seconds"]["explicit"]["all_reduce"].values()
+    assert time > 0
 
 
 def test_a_step_that_sends_what_nobody_predicted_is_an_error(
