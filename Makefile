@@ -10,8 +10,9 @@ RESULTS = results
 compare: $(VENV)/ready
 	$(RUN) -m bench compare $(ARGS)
 
+# In two processes, since most of it is compilation, each in one thread. (Those of `test-slow` have processes of their own.)
 test: $(VENV)/ready
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(RUN) -m pytest -m "not slow" --numprocesses 2 $(ARGS)
 
 # Runs in several processes, killed and stopped ones, and a Slurm if one is installed.
 test-slow: $(VENV)/ready

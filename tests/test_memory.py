@@ -1,6 +1,8 @@
 """What strategies are for: memory, as the compiler plans it."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,10 +10,11 @@ import pytest
 
 import auto_sharding.fsdp
 from bench import TWINS, strategies
+from bench.strategies import StrategiesCommand
 from shared.config import Config, ModelConfig
 from shared.memory import Memory, memory
 from shared.model import unchanged
-from shared.placement import make_mesh
+from shared.placement import STRATEGIES, make_mesh
 from shared.state import abstract_state
 
 
@@ -53,10 +56,19 @@ def test_long_windows_take_less_on_more_devices(strategy: str):
     assert planned("auto", config, 8).temporary < one.temporary / 4
 
 
-def test_the_table_that_the_pages_show(monkeypatch: pytest.MonkeyPatch):
+def test_the_table_that_the_pages_show(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
     """What a row says is what the program has: all that pure data parallelism sends is one all-reduce."""
-    monkeypatch.setattr(strategies, "config", lambda strategy: sized(strategy, 32, window=64))
-    name, twin, arguments, temporary, peak, sent, kinds = strategies.row("data_parallel", "explicit")
-    assert (name, twin) == ("data_parallel", "explicit")
-    assert 0 < float(arguments) < float(arguments) + float(temporary) <= float(peak) + 0.1
-    assert kinds == f"all_reduce {sent}"
+    monkeypatch.setattr(strategies, "STRATEGIES", {"data_parallel": STRATEGIES["data_parallel"]})
+    path = tmp_path / "strategies.json"
+    config = sized("data_parallel", 32, window=64)
+    assert strategies.run(StrategiesCommand(config, devices=8, json=path)) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["twin"] for row in rows] == ["auto", "explicit"]
+    for row in rows:
+        assert 0 < row["arguments"] < row["arguments"] + row["temporary"] <= row["peak"]
+        assert list(row["put_in"]) == ["all_reduce"]
+        assert row["sent"] == 2 * 7 / 8 * row["put_in"]["all_reduce"]
+        assert row["as_predicted"]
+    assert "data_parallel  explicit" in capsys.readouterr().out
