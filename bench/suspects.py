@@ -108,8 +108,14 @@ def suspects(
 
     yield Suspect("clipping on each device before the reduction", clipped_before)
     yield Suspect(
-        "clipping by the norm of the first device's own gradients",
+        "clipping by the norm of each device's own gradients",
         lambda: updated(state, clipped(config, alone(batch)["gradients"], by=own(0)["gradients"])),
+        copies=True,
+    )
+    yield Suspect(
+        "reducing nothing: each device keeps what its own rows give",
+        lambda: with_gradients(config, state, own(0), 1),
+        copies=True,
     )
 
 

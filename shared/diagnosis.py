@@ -25,6 +25,8 @@ class Suspect:
     """Completes the sentence `this is exactly what comes of ...`."""
     result: Callable[[], Any]
     """What a step that makes it returns; groups that it does not touch may be left out."""
+    copies: bool = False
+    """Whether devices then hold copies that differ, of which `result` has the first."""
 
 
 def hints(leaves: Sequence[Leaf], pairs: Pairs, axes: Mapping[str, int]) -> Iterator[str]:
@@ -108,16 +110,31 @@ def short_type(group: str, wrong: Sequence[Leaf]) -> Iterator[str]:
             return
 
 
-def explained(suspects: Sequence[Suspect], wrong: Sequence[Leaf], found: Any, rule: Rule) -> Iterator[str]:
-    """The suspects whose mistake gives what was found in all differing leaves of a group."""
+def explained(
+    suspects: Sequence[Suspect], wrong: Sequence[Leaf], found: Any, rule: Rule, drifted: set[str]
+) -> Iterator[str]:
+    """The suspects whose mistake gives what was found in all differing leaves of a group.
+
+    drifted: the leaves whose copies differ. A group of one or two numbers proves nothing: that can be chance.
+    """
     candidates = {name: right for name, (_, right) in paired(found, found)[0].items()}
+    numbers: dict[str, int] = {}
+    for leaf in wrong:
+        numbers[leaf.group] = numbers.get(leaf.group, 0) + candidates[leaf.name].size
+    groups = {group for group, number in numbers.items() if number > 2}
     for suspect in suspects:
+        about = {
+            group: {leaf.name for leaf in wrong if leaf.group == group}
+            for group in groups
+            if suspect.copies == any(leaf.group == group and leaf.name in drifted for leaf in wrong)
+        }
+        if not about:
+            continue
         given = paired(suspect.result(), found)[0]
         # The mean over no tokens is NaN, and then NaN is what a suspect has to give.
         given = {name: blanked(*pair) for name, pair in given.items() if name in candidates}
         matching = {leaf.name for leaf in measured(given, rule) if leaf.equal}
-        groups = dict.fromkeys(leaf.group for leaf in wrong)
-        named = [g for g in groups if {leaf.name for leaf in wrong if leaf.group == g} <= matching]
+        named = sorted(group for group, names in about.items() if names <= matching)
         if named:
             yield f"{', '.join(named)}: exactly what comes of {suspect.mistake}"
 
@@ -147,9 +164,11 @@ def split_suspects(
                 "tokens, the mean of means is not the mean (reduce sums and counts, then divide)",
                 lambda own=own: jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *map(to_host, own)),
             )
+            yield Suspect(f"giving all of the {over} the same rows", lambda own=own: own[0])
             yield Suspect(
-                f"the first rows alone, out of {over}: nothing is reduced, or all devices are given the same rows",
+                f"reducing nothing: each of the {over} keeps what its own rows give",
                 lambda own=own: own[0],
+                copies=True,
             )
 
 

@@ -125,7 +125,8 @@ def compare_results(
     pairs, problems = paired(expected, found)
     named = named_leaves(found)
     problems += [f"{line} (in the reference)" for line in differing_replicas(named_leaves(expected))]
-    problems += differing_replicas(named)
+    drifting = differing_replicas(named)
+    problems += drifting
     if factor is not None:
         problems += [
             f"{group}: {value:.6g} times the reference as a whole, which is further from 1 than {factor}"
@@ -135,7 +136,10 @@ def compare_results(
     leaves = measured(pairs, rule)
     wrong = [leaf for leaf in leaves if not leaf.equal]
     found_hints = (
-        (*explained(list(suspects), wrong, found, rule), *hints(leaves, pairs, mesh_axes(named)))
+        (
+            *explained(list(suspects), wrong, found, rule, {line.split(": ")[0] for line in drifting}),
+            *hints(leaves, pairs, mesh_axes(named)),
+        )
         if wrong or problems
         else ()
     )

@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from shared.diagnosis import Suspect
 from shared.equivalence import compare, compare_results
 from shared.tolerance import Work
 
@@ -58,7 +59,10 @@ def test_a_missing_reduction_is_named_with_its_axis():
     )
     assert "a reduction over fsdp (along data they agree) is missing" in str(report)
     report = compare(reference, over({"data": 4}, local, ("data",)), PARAMS, BATCH)
-    assert "exactly what comes of the first rows alone, out of 4 devices along data" in str(report)
+    assert (
+        "exactly what comes of reducing nothing: each of the 4 devices along data keeps what its own rows give"
+        in str(report)
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,3 +108,19 @@ def test_where_to_look_is_said():
     assert "the loss agrees and gradients do not" in str(backward)
     nothing = compare_results(right, {**right, "gradients": np.float32([np.nan] * 3)}, WORK)
     assert "gradients: not finite" in str(nothing)
+
+
+def test_one_number_is_no_explanation():
+    """Two losses can be alike by chance; thousands of numbers cannot."""
+    by_chance = Suspect("chance", lambda: {"loss": np.float32(2)})
+    right, found = {"loss": np.float32(1)}, {"loss": np.float32(2)}
+    assert "chance" not in str(compare_results(right, found, WORK, suspects=[by_chance]))
+
+
+def test_all_devices_with_the_same_rows_are_named():
+    def same(params: dict, batch: dict) -> dict:
+        first = jax.tree.map(lambda leaf: lax.all_gather(leaf, "data")[0], batch)
+        return jax.tree.map(lambda leaf: lax.pmean(leaf, "data"), local(params, first))
+
+    report = compare(reference, over({"data": 2}, same, ("data",)), PARAMS, BATCH)
+    assert "exactly what comes of giving all of the 2 devices along data the same rows" in str(report)
