@@ -33,3 +33,13 @@ def test_every_page_of_a_strategy_shows_both_twins():
         text = (ROOT / "docs" / f"{page}.md").read_text()
         for twin in ("auto_sharding", "explicit_shardmap"):
             assert f"`{twin}/{page}.py`:" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ledger.md"])
+def test_lines_that_ask_for_collectives_still_do(page: str):
+    """Ledgers that are quoted name lines of the explicit twin; a collective has to stand there."""
+    quoted = re.findall(r"(explicit_shardmap/\w+\.py):(\d+)", (ROOT / page).read_text())
+    assert quoted
+    for file, number in quoted:
+        line = (ROOT / file).read_text().splitlines()[int(number) - 1]
+        assert re.search(r"lax\.(pmean|psum|pmax|all_gather|psum_scatter|ppermute|all_to_all|pcast)", line), line
