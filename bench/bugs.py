@@ -49,7 +49,6 @@ class Finding:
     """The first tier that caught something; empty if none did."""
     figure: str
     message: str
-    report: Report | None
 
     def explains(self, bug: Bug) -> bool:
         """Whether the message has the leaf and the likely cause."""
@@ -103,12 +102,10 @@ def examine(name: str, twin: str, build: Callable[..., Any], strategy: str, devi
             continue
         failed = [leaf for leaf in report.leaves if not leaf.equal]
         if not failed:
-            return Finding(name, twin, devices, "replicas", f"{len(report.problems)} leaves", str(report), report)
+            return Finding(name, twin, devices, "replicas", f"{len(report.problems)} leaves", str(report))
         worst = max(failed, key=lambda leaf: leaf.error)
-        return Finding(
-            name, twin, devices, tier, f"{worst.error:.1e}, {worst.tolerance:.1e} allowed", str(report), report
-        )
-    return Finding(name, twin, devices, "", "", "equal", None)
+        return Finding(name, twin, devices, tier, f"{worst.error:.1e}, {worst.tolerance:.1e} allowed", str(report))
+    return Finding(name, twin, devices, "", "", "equal")
 
 
 def examine_bug(bug: Bug) -> Finding:
@@ -138,7 +135,7 @@ def run(command: BugsCommand) -> int:
     if file:
         with file:
             data = [
-                {**dataclasses.asdict(dataclasses.replace(finding, report=None)), "as_expected": good}
+                {**dataclasses.asdict(finding), "as_expected": good}
                 for finding, good in zip(findings, well, strict=True)
             ]
             json.dump({"runtime": dataclasses.asdict(found), "findings": data}, file, indent=2)

@@ -1,6 +1,6 @@
 """The account of communication: what a step asks for, what the compiled program does, and what that sends.
 
-Entries come from three places: the strategy table's formula (shared/placement.py), the traced function, in which the
+Entries come from three places: the strategy table's formula (shared/traffic.py), the traced function, in which the
 author's own calls stand (shared/requested.py), and the compiled program (shared/collectives.py). Here they are put side
 by side.
 """

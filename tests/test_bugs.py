@@ -48,7 +48,7 @@ def test_the_command_shows_the_table_and_fails_for_a_bug_that_is_not_caught(
 
 def test_a_message_without_the_cause_does_not_count():
     bug = BUGS[1]
-    finding = Finding(bug.name, bug.twin, 2, "float32", "", "gradients.output.kernel differs", None)
+    finding = Finding(bug.name, bug.twin, 2, "float32", "", "gradients.output.kernel differs")
     assert not finding.explains(bug)
 
 
