@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from shared.data import Batch
-from shared.placement import constrained
+from shared.data.batches import Batch
+from shared.placement.layout import constrained
 from shared.twin import Plan
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from shared.model import causal_attention
-from shared.placement import Layout, constrained
+from shared.model.transformer import causal_attention
+from shared.placement.layout import Layout, constrained
 
 
 def positions(layout: Layout) -> Callable[[int], Array]:
@@ -25,11 +25,11 @@ def attention(layout: Layout) -> Callable[..., Array]:
     """A seam: causal attention over the whole sequence; where `tensor` splits heads, this says so."""
     if not {"context", "tensor"} & set(layout.mesh.shape):
         return causal_attention
-    attend = attend_all_to_all if layout.strategy.attention == "all_to_all" else attend_in_a_ring
+    attend = ulysses_attention if layout.strategy.attention == "ulysses" else attend_to_gathered_keys
     return partial(attend, layout)
 
 
-def attend_all_to_all(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+def ulysses_attention(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
     """Heads for positions, ordinary attention on whole sequences, and back. Returns (B, T, H, K).
 
     Each is said twice. With the second alone the compiler would project whole sequences to a device's heads, and gather
@@ -44,7 +44,9 @@ def attend_all_to_all(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_
     return constrained(layout.mesh, constrained(layout.mesh, causal_attention(*whole), heads), layout.logits)
 
 
-def attend_in_a_ring(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
+def attend_to_gathered_keys(
+    layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any
+) -> Array:
     """Each device's queries meet all keys and values, which are gathered. Returns (B, T, H, K)."""
     rows, _, tensor = layout.logits
     query_BTHK = constrained(layout.mesh, query_BTHK, layout.logits)

@@ -1,6 +1,6 @@
 """Data parallelism by placement: each device has its own rows of the batch, and all parameters and optimizer state.
 
-The strategy table (shared/strategies.py) says so, and with that all is said: nothing is sent by name.
+The strategy table (shared/placement/strategies.py) says so, and with that all is said: nothing is sent by name.
 """
 
 from typing import Any

@@ -12,11 +12,11 @@ import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from shared.model import unchanged
-from shared.placement import Layout, constrained
-from shared.state import TrainState, next_state
-from shared.tree import leaf_name
+from shared.model.state import TrainState, next_state
+from shared.model.transformer import unchanged
+from shared.placement.layout import Layout, constrained
 from shared.twin import Plan
+from twinstep.tree import leaf_name
 
 
 def gather(layout: Layout, specs: Any) -> Callable[[Any], Any]:
@@ -50,6 +50,6 @@ def norm(plan: Plan, gradients: optax.Updates) -> Array:
 
 def update(plan: Plan, state: TrainState, gradients: optax.Updates) -> TrainState:
     """The next state. Where the optimizer state is split and the parameters are not, its pieces are updated."""
-    if plan.layout.strategy.zero:
+    if plan.layout.strategy.shard_optimizer:
         gradients = lax.with_sharding_constraint(gradients, plan.layout.shardings(plan.layout.updated))
     return next_state(plan.config, state, gradients)

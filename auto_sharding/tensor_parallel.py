@@ -10,25 +10,25 @@ from collections.abc import Callable
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from shared import loss
-from shared.model import unchanged
-from shared.placement import Layout, constrained
+from shared.model import loss
+from shared.model.transformer import unchanged
+from shared.placement.layout import Layout, constrained
 from shared.twin import Plan
 
 
-def heads(layout: Layout) -> Callable[[int], int]:
+def local_heads(layout: Layout) -> Callable[[int], int]:
     """A seam: all heads are seen here, wherever they live."""
     return unchanged
 
 
-def enter(layout: Layout) -> Callable[[Array], Array]:
+def before_column_parallel(layout: Layout) -> Callable[[Array], Array]:
     """A seam before the column-split products: all of the sequence, on every device."""
     if "tensor" not in layout.mesh.shape:
         return unchanged
     return lambda x_BTD: constrained(layout.mesh, x_BTD, P(*layout.logits[:2]))
 
 
-def hidden(layout: Layout) -> Callable[[Array], Array]:
+def mlp_hidden(layout: Layout) -> Callable[[Array], Array]:
     """A seam between the products: split as the weights are. Where `tensor` splits the stream's sequence too, the
     compiler would else gather weights, and leave some of this split along the sequence."""
     if "tensor" not in layout.mesh.shape:
@@ -36,14 +36,14 @@ def hidden(layout: Layout) -> Callable[[Array], Array]:
     return lambda x_BTF: constrained(layout.mesh, x_BTF, layout.logits)
 
 
-def reduce(layout: Layout) -> Callable[[Array], Array]:
+def after_row_parallel(layout: Layout) -> Callable[[Array], Array]:
     """A seam after the row-split products: as the residual stream is split, before the bias is added."""
     if "tensor" not in layout.mesh.shape:
         return unchanged
     return lambda x_BTD: constrained(layout.mesh, x_BTD, layout.stream)
 
 
-def summed_loss(plan: Plan, logits_BTV: Array, targets_BT: Array, weights_BT: Array) -> Array:
+def vocabulary_parallel_loss(plan: Plan, logits_BTV: Array, targets_BT: Array, weights_BT: Array) -> Array:
     """Sum over tokens of weight times cross-entropy, from logits split along the vocabulary."""
     if "tensor" in plan.layout.mesh.shape:
         logits_BTV = constrained(plan.layout.mesh, logits_BTV, plan.layout.logits)

@@ -2,16 +2,19 @@
 
 import sys
 
-from bench import between, bugs, compare, kinds, ledger, strategies
-from shared.cli import one_line_errors, parse
+from bench.comparison import compare
+from bench.ledger import all_strategies, microbench, one_step
+from bench.mutants import bugs
+from bench.timing import multiprocess
+from shared.cli.main import one_line_errors, parse
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
     "bugs": (bugs.BugsCommand, bugs.run),
-    "kinds": (kinds.KindsCommand, kinds.run),
-    "ledger": (ledger.LedgerCommand, ledger.run),
-    "strategies": (strategies.StrategiesCommand, strategies.run),
-    "processes": (between.ProcessesCommand, between.run),
+    "kinds": (microbench.KindsCommand, microbench.run),
+    "ledger": (one_step.LedgerCommand, one_step.run),
+    "strategies": (all_strategies.StrategiesCommand, all_strategies.run),
+    "processes": (multiprocess.ProcessesCommand, multiprocess.run),
 }
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from shared import runtime
+from shared.runtime import startup
 
-FOUND = runtime.start(8)
+FOUND = startup.start(8)
 
 
 def pytest_report_header() -> list[str]:
@@ -15,7 +15,7 @@ def pytest_report_header() -> list[str]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The ratios, and what simulated devices can and cannot show."""
-    from bench.test_step import RATIOS
+    from bench.timing.test_step import RATIOS
 
     if RATIOS:
         terminalreporter.section("ratios, from rounds in turns")

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from shared.data import Batch, microbatches
-from shared.specs import split_axes
+from shared.data.batches import Batch, microbatches
+from shared.placement.specs import sharded_axes
 from shared.twin import Plan
 
 
@@ -24,7 +24,7 @@ def accumulate(plan: Plan, gradients: Callable[..., Any], params: Any, batch: Ba
     if plan.config.microbatches == 1:
         return gradients(params, batch)
     layout, parts = plan.layout, microbatches(batch, plan.config.microbatches)
-    axes = jax.tree.map(lambda spec, over: (*split_axes(spec), *over), layout.state.params, layout.whole_over)
+    axes = jax.tree.map(lambda spec, over: (*sharded_axes(spec), *over), layout.state.params, layout.reduce_axes)
     loss = jnp.zeros((), jnp.promote_types(plan.config.model.dtype, jnp.float32))
     nothing = jax.tree.map(
         lambda leaf, over: lax.pcast(jnp.zeros(leaf.shape, leaf.dtype), over, to="varying"),  # as what is added to it

@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from shared.model import causal_attention
-from shared.online_softmax import add, begin, scores
-from shared.placement import Layout
-from shared.specs import split_axes
+from shared.model.online_softmax import add, begin, scores
+from shared.model.transformer import causal_attention
+from shared.placement.layout import Layout
+from shared.placement.specs import sharded_axes
 
 
 def positions(layout: Layout) -> Callable[[int], Array]:
     """A seam: number of positions on this device to their places in the whole sequence."""
-    axes = tuple(axis for axis in split_axes(layout.stream) if axis in ("context", "tensor"))
+    axes = tuple(axis for axis in sharded_axes(layout.stream) if axis in ("context", "tensor"))
     if not axes:
         return jnp.arange
     return lambda count: lax.axis_index(axes) * count + jnp.arange(count)
@@ -31,20 +31,20 @@ def attention(layout: Layout) -> Callable[..., Array]:
     """A seam: causal attention over the whole sequence."""
     if "context" not in layout.mesh.shape:
         return causal_attention
-    attend = attend_all_to_all if layout.strategy.attention == "all_to_all" else attend_in_a_ring
+    attend = ulysses_attention if layout.strategy.attention == "ulysses" else ring_attention
     return partial(attend, layout)
 
 
-def attend_all_to_all(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
+def ulysses_attention(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
     """Heads for positions, ordinary attention on whole sequences, and back. Returns (b, t, H, K)."""
     whole = (lax.all_to_all(x, "context", 2, 1, tiled=True) for x in (query_btHK, key_btHK, value_btHK))
     return lax.all_to_all(causal_attention(*whole), "context", 1, 2, tiled=True)
 
 
-def attend_in_a_ring(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
+def ring_attention(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
     """Each device's queries meet the keys and values of one device after the other. Returns (b, t, H, K).
 
-    The softmax is computed as the blocks come (shared/online_softmax.py). A device begins with its own block, the only
+    The softmax is computed as the blocks come (online_softmax.py). A device begins with its own block, the only
     one that is seen in part; blocks before it are seen whole, and those after it not at all: nothing is computed for
     them.
     """

@@ -1,6 +1,6 @@
 """Data parallelism by hand: each device has its own rows of the batch, and all parameters and optimizer state.
 
-The strategy table (shared/strategies.py) says what each device holds; here is what they send each other.
+The strategy table (shared/placement/strategies.py) says what each device holds; here is what they send each other.
 """
 
 import math
@@ -10,8 +10,8 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shared.buckets import alike, join, split
-from shared.specs import split_axes
+from shared.placement.buckets import group_by, join, split
+from shared.placement.specs import sharded_axes
 from shared.twin import Plan
 
 
@@ -20,7 +20,7 @@ def average(plan: Plan, local: Any) -> Any:
 
     Gradients must be local ones, taken with respect to parameters that `lax.pcast` made varying. Of replicated
     parameters, `jax.grad` has summed them over the devices already, and a `pmean` of the equal sums changes nothing:
-    the result is too large by the number of devices (tests/test_wrong_forms.py has the whole table).
+    the result is too large by the number of devices (tests/twins/test_wrong_forms.py has the whole table).
 
     A leaf is averaged over exactly the axes on which it is whole. The mean over the devices that split the batch needs
     a factor where that is not the same: fsdp's leaves arrive summed over its axis (the transpose of a gather is a sum),
@@ -31,11 +31,11 @@ def average(plan: Plan, local: Any) -> Any:
     """
     layout, size = plan.layout, plan.config.bucket_bytes
     specs = ((P(), layout.state.params), P())
-    axes = ((layout.batch_axes, layout.whole_over), layout.batch_axes)
+    axes = ((layout.batch_axes, layout.reduce_axes), layout.batch_axes)
     leaves, structure = jax.tree.flatten(local)
     # Leaves of one sort may share a bucket: they are averaged over the same axes, and split over the same.
-    sorts = zip(structure.flatten_up_to(axes), map(split_axes, jax.tree.leaves(specs)), strict=True)
-    for (over, _), numbers in alike(sorts).items():
+    sorts = zip(structure.flatten_up_to(axes), map(sharded_axes, jax.tree.leaves(specs)), strict=True)
+    for (over, _), numbers in group_by(sorts).items():
         averaged = [leaves[number] for number in numbers]
         if over and size == 0:
             averaged = lax.pmean(averaged, over)

@@ -14,10 +14,10 @@ import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
-from shared.model import unchanged
-from shared.placement import Layout
-from shared.specs import split_axes, split_dimension
-from shared.state import TrainState, next_state
+from shared.model.state import TrainState, next_state
+from shared.model.transformer import unchanged
+from shared.placement.layout import Layout
+from shared.placement.specs import sharded_axes, sharded_dimension
 from shared.twin import Plan
 
 
@@ -51,7 +51,7 @@ def norm(plan: Plan, gradients: optax.Updates) -> Array:
     squares: dict[tuple[str, ...], Any] = {}
     specs = jax.tree.leaves(plan.layout.state.params)
     for leaf, spec in zip(jax.tree.leaves(gradients), specs, strict=True):
-        axes = tuple(sorted(split_axes(spec)))
+        axes = tuple(sorted(sharded_axes(spec)))
         squares[axes] = squares.get(axes, 0) + jnp.sum(jnp.square(leaf))
     return jnp.sqrt(sum(lax.psum(total, axes) if axes else total for axes, total in squares.items()))
 
@@ -59,7 +59,7 @@ def norm(plan: Plan, gradients: optax.Updates) -> Array:
 def update(plan: Plan, state: TrainState, gradients: optax.Updates) -> TrainState:
     """The next state. A device updates what it has of the optimizer state, and gathers what others have updated."""
     layout = plan.layout
-    if not layout.strategy.zero:
+    if not layout.strategy.shard_optimizer:
         return next_state(plan.config, state, gradients)
 
     def mine(leaf: Array, dimension: int) -> Array:
@@ -73,7 +73,7 @@ def update(plan: Plan, state: TrainState, gradients: optax.Updates) -> TrainStat
             return leaf
         return lax.all_gather(leaf, "data", axis=dimension, tiled=True, to="invarying")  # the same on every device
 
-    split = jax.tree.map(split_dimension, layout.state.params, layout.updated)
+    split = jax.tree.map(sharded_dimension, layout.state.params, layout.updated)
     pieces = jax.tree.map(mine, state.params, split)
     state = next_state(plan.config, replace(state, params=pieces), jax.tree.map(mine, gradients, split))
     return replace(state, params=jax.tree.map(whole, state.params, split))

@@ -15,11 +15,11 @@ import optax
 from jax import Array, lax
 
 from shared.config import Config, check, validate
-from shared.data import Batch
-from shared.loss import counted_tokens, divided, summed_loss
-from shared.optimizer import clip
-from shared.state import TrainState, example_keys, make_forward, next_state
-from shared.twin import metrics_of
+from shared.data.batches import Batch
+from shared.model.loss import counted_tokens, summed_loss, sums_to_means
+from shared.model.optimizer import clip
+from shared.model.state import TrainState, example_keys, make_forward, next_state
+from shared.twin import step_metrics
 
 
 class Pmapped(NamedTuple):
@@ -46,7 +46,7 @@ def loss_and_grads(config: Config, forward: Any, state: TrainState, batch: Batch
 
     tokens = counted_tokens(batch.weights, config.model.dtype)
     sums, tokens = lax.pmean((jax.value_and_grad(local_sum)(state.params), tokens), "data")
-    loss, gradients = divided(sums, tokens)
+    loss, gradients = sums_to_means(sums, tokens)
     return loss, gradients, tokens * lax.axis_size("data")
 
 
@@ -55,7 +55,7 @@ def train_step(config: Config, forward: Any, state: TrainState, batch: Batch) ->
     loss, gradients, tokens = loss_and_grads(config, forward, state, batch)
     norm = optax.tree.norm(gradients)
     gradients = clip(gradients, norm, config.optimizer.clip)
-    return next_state(config, state, gradients), metrics_of(loss, norm, tokens)
+    return next_state(config, state, gradients), step_metrics(loss, norm, tokens)
 
 
 def build(config: Config, devices: Sequence[jax.Device]) -> Pmapped:

@@ -11,18 +11,18 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from shared import loss
-from shared.model import unchanged
-from shared.placement import Layout
+from shared.model import loss
+from shared.model.transformer import unchanged
+from shared.placement.layout import Layout
 from shared.twin import Plan
 
 
-def heads(layout: Layout) -> Callable[[int], int]:
+def local_heads(layout: Layout) -> Callable[[int], int]:
     """A seam: how many of all heads a device has."""
     return lambda number: number // layout.mesh.shape.get("tensor", 1)
 
 
-def enter(layout: Layout) -> Callable[[Array], Array]:
+def before_column_parallel(layout: Layout) -> Callable[[Array], Array]:
     """A seam before the column-split products: all of the sequence, on every device.
 
     Forwards, `pcast` is nothing. Backwards it is an all-reduce, since every device has its own share of the gradient of
@@ -30,26 +30,26 @@ def enter(layout: Layout) -> Callable[[Array], Array]:
     """
     if "tensor" not in layout.mesh.shape:
         return unchanged
-    if layout.sequence:
+    if layout.sequence_parallel:
         return lambda x_btD: lax.all_gather(x_btD, "tensor", axis=1, tiled=True)
     return lambda x_bTD: lax.pcast(x_bTD, "tensor", to="varying")
 
 
-def hidden(layout: Layout) -> Callable[[Array], Array]:
+def mlp_hidden(layout: Layout) -> Callable[[Array], Array]:
     """A seam between the products: nothing to do, a device has computed its own hidden units and no others."""
     return unchanged
 
 
-def reduce(layout: Layout) -> Callable[[Array], Array]:
+def after_row_parallel(layout: Layout) -> Callable[[Array], Array]:
     """A seam after the row-split products, before the bias: added inside, a bias would be counted n times."""
     if "tensor" not in layout.mesh.shape:
         return unchanged
-    if layout.sequence:
+    if layout.sequence_parallel:
         return lambda x_bTD: lax.psum_scatter(x_bTD, "tensor", scatter_dimension=1, tiled=True)
     return lambda x_bTD: lax.psum(x_bTD, "tensor")
 
 
-def summed_loss(plan: Plan, logits_bTv: Array, targets_bT: Array, weights_bT: Array) -> Array:
+def vocabulary_parallel_loss(plan: Plan, logits_bTv: Array, targets_bT: Array, weights_bT: Array) -> Array:
     """Sum over tokens of weight times cross-entropy, from logits split along the vocabulary, which stay where they are.
 
     Three numbers for each token cross devices: the largest logit, the sum of the exponentials, the target's logit.

@@ -1,7 +1,9 @@
 """Every size and choice of a run, as frozen dataclasses. The command line is made from them."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 DType = Literal["float32", "bfloat16", "float64"]
 
@@ -12,13 +14,13 @@ class ModelConfig:
 
     layers: int = 4
     """Number of transformer blocks."""
-    width: int = 128
+    d_model: Annotated[int, tyro.conf.arg(aliases=["--width"])] = 128
     """Size of the residual stream."""
     heads: int = 4
-    """Attention heads; must divide the width."""
-    hidden: int = 512
+    """Attention heads; must divide d_model."""
+    d_ff: Annotated[int, tyro.conf.arg(aliases=["--hidden"])] = 512
     """Hidden size of the feed-forward layer."""
-    window: int = 128
+    seq_len: Annotated[int, tyro.conf.arg(aliases=["--window"])] = 128
     """Tokens in one example, and the number of learned positions."""
     vocabulary: int = 256
     """Number of token values."""
@@ -66,7 +68,7 @@ class Config:
     seed: int = 0
     """Seed of the initial parameters, the data order and the dropout masks."""
     strategy: str = "data_parallel"
-    """Row of the strategy table (shared/strategies.py)."""
+    """Row of the strategy table (shared/placement/strategies.py)."""
     mesh: str = ""
     """Mesh axes and degrees in place of the strategy's own, as in data=2,tensor=4; of data, fsdp, context, tensor."""
     microbatches: int = 1
@@ -92,11 +94,12 @@ def validate(config: Config) -> None:
     Not done on construction: the command line's parser would hide the message in a report of its own.
     """
     model, optimizer = config.model, config.optimizer
-    for name in ("layers", "width", "heads", "hidden", "window", "vocabulary", "unroll"):
+    for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "vocabulary", "unroll"):
         check(getattr(model, name) >= 1, f"{name} is {getattr(model, name)}; give at least 1")
     check(
-        model.width % model.heads == 0,
-        f"heads={model.heads} does not divide width={model.width}; give a width that is a multiple of {model.heads}",
+        model.d_model % model.heads == 0,
+        f"heads={model.heads} does not divide d_model={model.d_model}; "
+        f"give a d_model that is a multiple of {model.heads}",
     )
     check(0 <= model.dropout < 1, f"dropout is {model.dropout}; give a share from 0 up to, not including, 1")
     check(optimizer.learning_rate > 0, f"learning_rate is {optimizer.learning_rate}; give a positive number")

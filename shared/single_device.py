@@ -12,11 +12,11 @@ import optax
 from jax import Array
 
 from shared.config import Config, validate
-from shared.data import Batch
-from shared.loss import summed_loss
-from shared.model import Seams
-from shared.optimizer import clip
-from shared.state import TrainState, example_keys, make_forward, next_state
+from shared.data.batches import Batch
+from shared.model.loss import summed_loss
+from shared.model.optimizer import clip
+from shared.model.state import TrainState, example_keys, make_forward, next_state
+from shared.model.transformer import Seams
 
 
 class SingleDevice(NamedTuple):

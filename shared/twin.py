@@ -9,9 +9,9 @@ from jax import Array
 from jax.sharding import Mesh
 
 from shared.config import Config
-from shared.data import Batch
-from shared.placement import Layout, abstract_batch
-from shared.state import TrainState, abstract_state, initial_state
+from shared.data.batches import Batch
+from shared.model.state import TrainState, abstract_state, initial_state
+from shared.placement.layout import Layout, abstract_batch
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Plan:
     layout: Layout
     forward: Callable[..., Array]
     """The model as a function: (params, tokens, keys) to logits."""
-    extend: Callable[..., Any]
-    """The model with a memory: (params, cache, tokens, start) to logits and cache (shared/decoding.py)."""
+    decode: Callable[..., Any]
+    """The model with a memory: (params, cache, tokens, start) to logits and cache (shared/model/decoding.py)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Twin:
     plan: Plan
     logits: Callable[..., Any]
     """(state, tokens (B, T)) to logits (B, T, V), without dropout."""
-    extend: Callable[..., Any]
+    decode: Callable[..., Any]
     """(state, cache, tokens (B, S), start) to logits (B, S, V) of S further tokens and the cache with them in it. The
     old cache is donated."""
     loss_and_grads: Callable[..., Any]
@@ -67,7 +67,7 @@ class Twin:
         )
 
 
-def metrics_of(loss: Array, gradient_norm: Array, tokens: Array) -> dict[str, Array]:
+def step_metrics(loss: Array, gradient_norm: Array, tokens: Array) -> dict[str, Array]:
     """The metrics of one step, scalars. Perplexity is exp of the global mean, not a mean of devices' exps."""
     return {
         "loss": loss,

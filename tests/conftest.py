@@ -1,14 +1,14 @@
-"""All tests run on 8 simulated CPU devices, compiled fast rather than well; tests/test_gpu.py starts what it needs."""
+"""All tests run on 8 simulated CPU devices, compiled fast rather than well; test_gpu.py starts what it needs."""
 
 from pathlib import Path
 
 import jax
 import pytest
 
-from shared import runtime
+from shared.runtime import startup
 
 jax.config.update("jax_platforms", "cpu")  # the same everywhere, whatever else there is
-runtime.start(8, cpu_settings=False)
+startup.start(8, cpu_settings=False)
 # Half the compile time; results move by 1e-7. Benchmarks never do this.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".jax_cache"))

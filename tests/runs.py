@@ -8,11 +8,11 @@ import numpy as np
 
 import auto_sharding
 import explicit_shardmap
-from shared.cli import COMMANDS, parse
-from shared.train_command import TrainCommand, run_train
+from shared.cli.main import COMMANDS, parse
+from shared.cli.train import TrainCommand, run_train
 
 TWINS = {"auto_sharding": auto_sharding.build, "explicit_shardmap": explicit_shardmap.build}
-SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--hidden", "32", "--window", "16", "--batch", "8"]
+SMALL = ["--layers", "1", "--d-model", "16", "--heads", "2", "--d-ff", "32", "--seq-len", "16", "--batch", "8"]
 COMPILED_ONCE = {
     "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parent.parent / ".jax_cache"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -7,9 +7,9 @@ from shared.config import Config, ModelConfig, OptimizerConfig
 
 
 def small_config(**changes: Any) -> Config:
-    """A model of two blocks and width 16, without dropout. `changes` may name fields of any of the three classes."""
+    """A model of two blocks and d_model 16, without dropout. `changes` may name fields of any of the three classes."""
     parts = {
-        ModelConfig: {"layers": 2, "width": 16, "heads": 2, "hidden": 32, "window": 8, "remat": False},
+        ModelConfig: {"layers": 2, "d_model": 16, "heads": 2, "d_ff": 32, "seq_len": 8, "remat": False},
         OptimizerConfig: {"warmup": 0},
         Config: {"batch": 8, "steps": 5},
     }

@@ -1,0 +1,1 @@
+"""`python -m bench compare`: equality, communication and time of both twins."""

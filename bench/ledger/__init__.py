@@ -1,0 +1,1 @@
+"""What a step sends: predicted, traced, compiled, matched and measured."""

@@ -1,0 +1,93 @@
+"""`python -m bench strategies`: what every strategy holds and sends, on one model. The figures in docs/ are its.
+
+Nothing runs: steps are compiled for the devices there are, and their programs read.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from bench import DEVICE_COUNTS, TWINS
+from shared.config import Config, ModelConfig
+from shared.placement.layout import STRATEGIES, layout, make_mesh
+from shared.runtime import startup
+from shared.training.reporter import open_output
+from twinstep.communication.account import totals
+from twinstep.communication.compiled import collectives, compile_readable
+from twinstep.communication.memory import memory
+
+MODEL = Config(model=ModelConfig(layers=4, d_model=256, heads=8, d_ff=1024, seq_len=256, unroll=1), batch=32)
+"""A model whose activations, parameters and optimizer state all weigh something."""
+
+
+@dataclass(frozen=True)
+class StrategiesCommand:
+    """Memory and communication of one training step of every strategy, in both twins, read from compiled programs."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=lambda: MODEL)
+    devices: int = DEVICE_COUNTS[-1]
+    """Devices of the mesh."""
+    json: Path | None = None
+    """File for all that was found, as JSON."""
+
+
+def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
+    """One twin's step of one strategy: bytes on a device, and bytes put into collectives by kind."""
+    twin = TWINS[name](config, make_mesh(config.strategy, devices))
+    step = compile_readable(twin.train_step, *twin.shapes())
+    sends = collectives(step, twin.mesh)
+    predicted = STRATEGIES[config.strategy].traffic(config, twin.mesh.shape, name)
+    kinds: dict[str, int] = {}
+    for (kind, _), bytes in totals(sends).items():
+        kinds[kind] = kinds.get(kind, 0) + bytes
+    return {
+        "strategy": config.strategy,
+        "twin": name,
+        **dataclasses.asdict(memory(step)),
+        "put_in": kinds,
+        "sent": sum(c.total_sent for c in sends),
+        "as_predicted": None if predicted is None else totals(predicted) == totals(sends),
+    }
+
+
+def run(command: StrategiesCommand) -> int:
+    """Print the table; return 0 if every step sends what is predicted of it, 1 otherwise."""
+    found = startup.start(command.devices)
+    configs = [dataclasses.replace(command.config, strategy=strategy) for strategy in STRATEGIES]
+    for config in configs:  # says now what cannot work
+        layout(config, make_mesh(config.strategy, command.devices))
+    file = open_output(command.json, "--json") if command.json else None
+    rows = [plan(config, name, command.devices) for config in configs for name in TWINS]
+    console = Console(highlight=False, soft_wrap=True, width=180)
+    console.print(found.describe())
+    print_rows(console, rows)
+    if file:
+        with file:
+            json.dump({"runtime": dataclasses.asdict(found), "rows": rows}, file, indent=2)
+    return 0 if all(row["as_predicted"] in (True, None) for row in rows) else 1
+
+
+def print_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """One line for each strategy and twin, in MiB on each device."""
+    table = Table(box=None, pad_edge=False)
+    sizes = ("arguments", "temporary", "peak")
+    for heading in ("strategy", "twin", *sizes, "put in", "as predicted", "of these"):
+        table.add_column(heading, justify="right" if heading in (*sizes, "put in") else "left")
+    for row in rows:
+        held = (f"{row[size] / 2**20:.1f}" for size in sizes)
+        kinds = ", ".join(f"{kind} {bytes / 2**20:.1f}" for kind, bytes in row["put_in"].items() if bytes >= 2**15)
+        kept = {True: "yes", False: "[red]NO", None: "not predicted"}[row["as_predicted"]]
+        total = f"{sum(row['put_in'].values()) / 2**20:.1f}"
+        table.add_row(row["strategy"], row["twin"], *held, total, kept, kinds)
+    console.print(table)
+    console.print(
+        f"MiB on each of {jax.device_count()} devices; put in: by each device, into the collectives of one step"
+    )

@@ -1,0 +1,147 @@
+"""The ledger of one training step on one mesh: predicted, asked for by name, compiled, and the twins side by side."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import explicit_shardmap
+from shared.config import Config
+from shared.placement.layout import find_strategy, make_mesh
+from shared.placement.strategies import degrees_of, label
+from shared.placement.traffic import Traffic
+from twinstep.communication.account import Collective, Match, matched, totals
+from twinstep.communication.traced import requested
+
+
+@dataclass(frozen=True)
+class Account:
+    """The ledger of one strategy on one mesh."""
+
+    predicted: Mapping[str, list[Traffic] | None]
+    """Twin to the strategy table's formula, or None where it has none."""
+    compiled: Mapping[str, list[Collective]]
+    """Twin to the collectives of its compiled training step."""
+    requested: list[Collective]
+    """What the explicit twin's author asked for by name, in its trace."""
+    matches: Sequence[Match]
+
+    @property
+    def kept(self) -> Mapping[str, bool]:
+        """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes; if there is one."""
+        return {
+            name: totals(predicted) == totals(self.compiled[name])
+            for name, predicted in self.predicted.items()
+            if predicted is not None
+        }
+
+
+def account(config: Config, devices: int, compiled: Mapping[str, list[Collective]]) -> Account:
+    """Put the twins' collectives beside the prediction and each other."""
+    twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices, config.mesh))
+    by_name = requested(twin.train_step, twin.shapes(), twin.mesh)
+    predicted = {name: find_strategy(config.strategy).traffic(config, twin.mesh.shape, name) for name in compiled}
+    return Account(predicted, compiled, by_name, matched(compiled["explicit"], compiled["auto"]))
+
+
+def as_data(book: Account) -> dict[str, Any]:
+    """The account as JSON-ready data."""
+
+    def entry(c: Collective) -> dict[str, Any]:
+        return {
+            **dataclasses.asdict(c),
+            "bytes": c.bytes,
+            "total_bytes": c.total_bytes,
+            "sent_per_device": c.total_sent,
+            "source": c.source,
+        }
+
+    return {
+        "predicted": {
+            name: None if entries is None else [traffic._asdict() for traffic in entries]
+            for name, entries in book.predicted.items()
+        },
+        "compiled": {name: [entry(c) for c in entries] for name, entries in book.compiled.items()},
+        "as_predicted": book.kept,
+        "requested": [entry(c) for c in book.requested],
+        "matches": [
+            {
+                "verdict": match.verdict,
+                **{side: [entry(c) for c in getattr(match, side)] for side in ("explicit", "auto")},
+            }
+            for match in book.matches
+        ],
+    }
+
+
+def print_account(console: Console, config: Config, devices: int, book: Account) -> None:
+    """The entries of both twins, the prediction, and how the twins' collectives match."""
+    degrees = " x ".join(f"{axis} {size}" for axis, size in degrees_of(config, devices).items())
+    console.print(f"\n[bold]one training step, {label(config)} over {degrees}")
+    print_entries(console, book)
+    console.print()
+    for name, predicted in book.predicted.items():
+        if predicted is None:
+            console.print(f"predicted for {name}: not predicted, the partitioner decides")
+        else:
+            verdict = "[green]as compiled" if book.kept[name] else "[red]NOT as compiled"
+            console.print(f"predicted for {name}: {said(totals(predicted))}: {verdict}")
+    verdict = (
+        "[green]as compiled"
+        if totals(book.requested) == totals(book.compiled["explicit"])
+        else "[yellow]otherwise compiled"
+    )
+    console.print(f"asked for by name in explicit: {said(totals(book.requested))}: {verdict}")
+    console.print("\n[bold]explicit / in its place, auto")
+    for match in book.matches:
+        console.print(f"{match.verdict}: {said_of(match.explicit)} / {said_of(match.auto)}")
+
+
+def said_of(side: Sequence[Collective]) -> str:
+    """How many of what, in words."""
+    runs: dict[tuple[str, tuple[str, ...]], int] = {}
+    for c in side:
+        runs[c.kind, c.axes] = runs.get((c.kind, c.axes), 0) + (c.count or 1)
+    return (
+        ", ".join(
+            f"{runs[kind, axes]} {kind} over {', '.join(axes)}, {bytes:,} bytes"
+            for (kind, axes), bytes in totals(side).items()
+        )
+        or "nothing"
+    )
+
+
+def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
+    """Bytes put in, by kind and axes, in words."""
+    return (
+        ", ".join(f"{kind} over {', '.join(axes)} {bytes:,} bytes" for (kind, axes), bytes in found.items())
+        or "nothing"
+    )
+
+
+def print_entries(console: Console, book: Account) -> None:
+    """Every collective of both compiled steps, those from the same lines as one."""
+    table = Table(box=None, pad_edge=False)
+    right = ("devices", "times", "arrays", "bytes put in", "sent by a device")
+    for heading in ("twin", "collective", "axes", *right, "asked for by"):
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for name, entries in book.compiled.items():
+        alike: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
+        for c in entries:
+            alike.setdefault((c.kind, c.axes, c.source), []).append(c)
+        for (kind, axes, source), group in alike.items():
+            times = "?" if any(c.count is None for c in group) else f"{sum(c.count or 0 for c in group)}"
+            arrays = sum(c.arrays * (c.count or 1) for c in group)
+            bytes, sent = sum(c.total_bytes for c in group), sum(c.total_sent for c in group)
+            sizes = (str(group[0].participants), times, str(arrays), f"{bytes:,}", f"{sent:,.0f}")
+            table.add_row(name, kind, ", ".join(axes) or "others", *sizes, source + scopes(group))
+    console.print(table)
+
+
+def scopes(group: Sequence[Collective]) -> str:
+    """The parts of the model of which the operations' names tell."""
+    found = dict.fromkeys(operand.scope for c in group for operand in c.operands if operand.scope)
+    return f" ({', '.join(found)})" if found else ""

@@ -1,0 +1,1 @@
+"""The proof, tried on steps with known mistakes in them."""

@@ -1,0 +1,1 @@
+"""The proof that the twins are the same step."""

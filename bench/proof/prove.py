@@ -1,0 +1,204 @@
+"""The proof that the twins are the same step: everything that a step computes, held to the truth.
+
+The truth is the oracle: the single-device step in float64. The proof takes a small model with everything switched on
+that can go wrong: dropout, a mask that leaves one device without a counted token, clipping, and SGD with learning rate
+1, whose update is the gradient (Adam would hide a wrong scale). docs/proof.md explains the tiers; the tests prove the
+same with this file, and bench/mutants/bugs.py tries it on steps that are wrong.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bench import DEVICE_COUNTS, TWINS
+from bench.proof.programs import Programs, compiled, compiled_together, computing_in
+from bench.proof.suspects import context_suspects, suspects, tensor_suspects
+from shared import single_device
+from shared.config import Config, DType, ModelConfig, OptimizerConfig
+from shared.data.batches import Batch, Dataset
+from shared.model.state import TrainState, abstract_state, initial_state
+from shared.model.transformer import Seams
+from shared.placement.layout import find_strategy, make_mesh
+from shared.placement.strategies import read_degrees
+from twinstep.equivalence.compare import Report, compare_results
+from twinstep.equivalence.hints import Suspect
+from twinstep.equivalence.tolerance import work_behind
+
+BFLOAT16_FACTOR = 5e-4
+"""How far from 1 a factor common to all gradients of the two twins may be in bfloat16, where a single leaf may be off
+by more than 0.001. Half of that 0.001, since a gradient wrong by a factor of 1.001 has to be seen."""
+
+
+def proof_heads(strategy: str, mesh: str) -> int:
+    """4, or as many as heads are split into on 8 devices or this mesh: the limits of float32 depend on the number."""
+    row = find_strategy(strategy)
+    degrees = read_degrees(mesh) if mesh else row.mesh_shape(DEVICE_COUNTS[-1])
+    return max(4, math.prod(degrees.get(axis, 1) for axis in row.divisibility()["heads"]))
+
+
+def proof_config(dtype: DType, strategy: str, mesh: str = "") -> Config:
+    """The small model with everything switched on that can go wrong; bfloat16 keeps its parameters in float32."""
+    return Config(
+        model=ModelConfig(
+            layers=2,
+            d_model=32,
+            heads=proof_heads(strategy, mesh),
+            d_ff=64,
+            seq_len=16,
+            dropout=0.1,
+            remat=False,
+            dtype=dtype,
+            param_dtype="float32" if dtype == "bfloat16" else dtype,
+        ),
+        optimizer=OptimizerConfig(optimizer="sgd", learning_rate=1, schedule="constant", warmup=0, clip=1),
+        batch=16,
+        strategy=strategy,
+        mesh=mesh,
+    )
+
+
+def proof_dataset(config: Config) -> Dataset:
+    """Random bytes, of two batches."""
+    text = np.random.default_rng(config.seed).integers(
+        0, config.model.vocabulary, 2 * config.batch * config.model.seq_len + 1
+    )
+    return Dataset(text.astype(np.uint8), config.model.seq_len, config.batch)
+
+
+def proof_batch(config: Config) -> Batch:
+    """Random tokens, each counted with probability 0.7, but none in the first two rows, device 0's share on 8."""
+    batch = proof_dataset(config).cut(np.arange(config.batch))
+    weights = (np.random.default_rng(config.seed + 1).random(batch.tokens.shape) < 0.7).astype(np.float32)
+    weights[: max(config.batch // 8, 1)] = 0
+    return dataclasses.replace(batch, weights=weights)
+
+
+def proof_state(config: Config) -> TrainState:
+    """The state to begin with, on the host: the same numbers in every type, drawn in float32."""
+    with jax.enable_x64(False):
+        single = dataclasses.replace(config.model, dtype="float32", param_dtype="float32")
+        drawn = jax.device_get(initial_state(dataclasses.replace(config, model=single), jax.random.key(config.seed)))
+    return jax.tree.map(cast_like, drawn, abstract_state(config))
+
+
+def cast_like(leaf: Any, like: Any) -> Any:
+    """The leaf in the other's type."""
+    return leaf if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key) else np.asarray(leaf, like.dtype)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a step of this configuration has to give, and where it begins."""
+
+    config: Config
+    state: TrainState
+    batch: Batch
+    results: Mapping[str, Any]
+    """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (float64: the
+    oracle is that)."""
+    alone: Callable[..., dict[str, Any]]
+    """What the single-device step makes of another batch, with other seams and changed parameters if they are given."""
+
+    def compare(self, results: Mapping[str, Any], pair: tuple[str, str], **options: Any) -> Report:
+        """Two of these results, by the rule for this configuration."""
+        one, other = (results[name] for name in pair)
+        work = work_behind(self.state.params, self.batch)
+        return compare_results(one, other, work, dtype=self.config.model.dtype, **options)
+
+    def suspects(self, mesh: Mesh) -> list[Suspect]:
+        """What may have gone wrong on this mesh."""
+        return [
+            *suspects(
+                self.config,
+                self.state,
+                self.batch,
+                find_strategy(self.config.strategy).batch_devices(mesh.shape),
+                self.alone,
+                proof_dataset(self.config)(1),
+            ),
+            *context_suspects(self.batch, mesh.shape.get("context", 1), self.alone),
+            *tensor_suspects(self.batch, mesh.shape.get("tensor", 1), self.alone),
+        ]
+
+
+def truth(config: Config) -> Truth:
+    """Run the single-device step in float64, and in the configuration's own type."""
+    batch = proof_batch(config)
+    exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float64", param_dtype="float64"))
+
+    def single(form: Config) -> tuple[TrainState, Callable[..., dict[str, Any]]]:
+        @functools.cache
+        def programs(seams: Seams) -> Programs:
+            return compiled_together(single_device.build(form, seams), state, batch)
+
+        def alone(
+            batch: Batch, seams: Seams = Seams(), change: Callable[[Any], Any] = lambda params: params
+        ) -> dict[str, Any]:
+            with computing_in(form.model.dtype):
+                begin = dataclasses.replace(state, params=change(state.params))
+                return jax.device_get(programs(seams).observe(begin, batch, lambda state: state))
+
+        with computing_in(form.model.dtype):
+            state = proof_state(form)
+        return state, alone
+
+    state, alone = single(exact)
+    oracle = alone(batch)
+    if config == exact:
+        return Truth(config, state, batch, {"oracle": oracle}, alone)
+    state, alone = single(config)
+    found = alone(batch)
+    oracle.pop("update")
+    return Truth(config, state, batch, {"oracle": jax.tree.map(cast_like, oracle, found), "single": found}, alone)
+
+
+def prove(
+    config: Config,
+    counts: Sequence[int],
+    say: Callable[[str], None] = lambda message: None,
+    compile: Callable[[Any, TrainState, Batch], Programs] | None = None,
+) -> dict[int, dict[str, Report]]:
+    """Compare oracle, single-device step, auto twin and explicit twin on each number of devices.
+
+    Returns for each number of devices the reports of the pairs (`oracle / single`, `oracle / auto`, ...,
+    `auto / explicit`), with the groups of `Programs.observe`; and of each twin with itself run again (`auto / again`),
+    in which no bit may differ. compile: `compiled`, unless another, as `compiled_together`, is given to save time.
+    """
+    say(f"proving {config.model.dtype}: one device, without a mesh, in float64")
+    true = truth(config)
+    found = {}
+    with computing_in(config.model.dtype):
+        for devices in counts:
+            results = dict(true.results)
+            again = {}
+            for name, build in TWINS.items():
+                say(f"proving {config.model.dtype}: {name} on {devices}")
+                twin = build(config, make_mesh(config.strategy, devices, config.mesh))
+                state, batch = twin.place_state(true.state), twin.place_batch(true.batch)
+                programs = (compile or compiled)(twin, state, batch)
+                results[name], again[name] = (programs.observe(state, batch, twin.place_state) for _ in range(2))
+            likely = true.suspects(twin.mesh)
+            found[devices] = {
+                " / ".join(pair): true.compare(
+                    results,
+                    pair,
+                    suspects=likely,
+                    factor=BFLOAT16_FACTOR
+                    if pair == ("auto", "explicit") and config.model.dtype == "bfloat16"
+                    else None,
+                )
+                for pair in itertools.combinations(results, 2)
+            }
+            for name, second in again.items():
+                found[devices][f"{name} / again"] = true.compare(
+                    {"first": results[name], "second": second}, ("first", "second"), relative=0
+                )
+    return found

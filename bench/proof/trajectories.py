@@ -1,0 +1,95 @@
+"""Several steps in a row: losses, learning rates and parameters of both twins beside the single-device step's.
+
+Half-way, the state is taken to the host and placed anew, as a resumed run does. Under SGD without clipping a wrong
+gradient changes the next loss in proportion. Under Adam it does not (each gradient is divided by its own size, so a
+factor of 8 changes 20 losses by 4e-6), and rounding in a gradient whose true value is zero becomes a full step: so
+Adam's trajectory is a smoke test, of losses alone, by a tolerance that proves nothing.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench import TWINS
+from bench.proof.programs import computing_in
+from bench.proof.prove import proof_config, proof_state
+from shared import single_device
+from shared.config import Config, OptimizerConfig
+from shared.data.batches import Dataset
+from shared.model.state import TrainState
+from shared.placement.layout import make_mesh
+from shared.runtime.compilation import fast_compilation
+from twinstep.equivalence.compare import Report, compare_results
+from twinstep.equivalence.hints import Suspect
+from twinstep.equivalence.leaves import norm
+from twinstep.equivalence.tolerance import Work, tolerance, work_behind
+
+STEPS, HALF = 8, 4
+SMOKE = 0.01
+"""Relative difference of losses that Adam's trajectory is allowed."""
+OPTIMIZERS = {
+    "sgd": OptimizerConfig(optimizer="sgd", learning_rate=0.2, warmup=3, clip=0),
+    "adamw": OptimizerConfig(optimizer="adamw", learning_rate=3e-3, warmup=3, clip=1),
+}
+
+
+def trajectory_config(optimizer: str, strategy: str, mesh: str = "") -> Config:
+    """The proof's model with one block, at a learning rate that is another in every step."""
+    config = proof_config("float32", strategy, mesh)
+    model = dataclasses.replace(config.model, layers=1)
+    return dataclasses.replace(config, model=model, optimizer=OPTIMIZERS[optimizer], steps=STEPS)
+
+
+def trajectory(step: Any, config: Config, place: Callable[[Any], TrainState], place_batch: Callable) -> dict[str, Any]:
+    """Loss and learning rate (length of the update over that of the gradient) of each step, and the last parameters."""
+    text = np.random.default_rng(0).integers(0, 8, 2000).astype(np.uint8)  # few values: there is something to learn
+    dataset = Dataset(text, config.model.seq_len, config.batch)
+    state = place(proof_state(config))
+    program: Any = None
+    found: dict[str, Any] = {"loss": {}, "learning_rate": {}}
+    for number in range(STEPS):
+        if number == HALF:
+            state = place(jax.device_get(state))
+        batch = place_batch(dataset(number))
+        program = program or step.lower(state, batch).compile(compiler_options=fast_compilation())
+        before = jax.device_get(state.params)
+        state, metrics = jax.block_until_ready(program(state, batch))
+        name = f"step {number + 1}"
+        found["loss"][name] = metrics["loss"]
+        moved = [
+            new - old for new, old in zip(*map(jax.tree.leaves, (jax.device_get(state.params), before)), strict=True)
+        ]
+        length = np.sqrt(sum(norm(leaf) ** 2 for leaf in moved))
+        found["learning_rate"][name] = np.float32(length / metrics["gradient_norm"])
+    return {**found, "parameters": state.params}
+
+
+def compare_trajectories(config: Config, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
+    """By the float32 rule for SGD, to which each step may add its own rounding; only a smoke test for AdamW."""
+    if config.optimizer.optimizer == "adamw":
+        return compare_results({"loss": expected["loss"]}, {"loss": found["loss"]}, Work(1, 1), relative=SMOKE)
+    work = work_behind(proof_state(config).params, np.zeros((config.batch, config.model.seq_len)))
+    rates = list(expected["learning_rate"].values())
+    again = dict(zip(expected["learning_rate"], rates[:HALF] + rates[: STEPS - HALF], strict=True))
+    forgotten = Suspect(
+        f"beginning the learning-rate schedule again when the run is resumed, after step {HALF}: the optimizer's count "
+        "is part of the state",
+        lambda: {"learning_rate": again},
+    )
+    return compare_results(expected, found, work, relative=STEPS * tolerance("float32", work), suspects=[forgotten])
+
+
+def trajectories(optimizer: str, strategy: str, devices: int, mesh: str = "") -> dict[str, Report]:
+    """The single-device step's trajectory beside each twin's: `single / auto` and `single / explicit`."""
+    config = trajectory_config(optimizer, strategy, mesh)
+    with computing_in("float32"):
+        single = trajectory(single_device.build(config).train_step, config, lambda state: state, lambda batch: batch)
+        found = {}
+        for name, build in TWINS.items():
+            twin = build(config, make_mesh(strategy, devices, mesh))
+            other = trajectory(twin.train_step, config, twin.place_state, twin.place_batch)
+            found[f"single / {name}"] = compare_trajectories(config, single, other)
+    return found

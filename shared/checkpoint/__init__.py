@@ -1,0 +1,1 @@
+"""Saving and restoring states, verified by a digest of every array."""

@@ -1,0 +1,1 @@
+"""Texts, and batches as a pure function of (seed, step)."""

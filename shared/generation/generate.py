@@ -1,0 +1,140 @@
+"""Text from a trained model, one byte at a time.
+
+The tokens so far stand at the beginning of a buffer of one window, so the model compiles once for every prompt and
+every length. When the buffer is full, its last half becomes its beginning, and generation goes on with that as context.
+(Positions are learned ones: moving on by a single token would change every position, and with it the whole cache.)
+"""
+
+import codecs
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from shared.config import check
+from shared.model.decoding import abstract_cache
+from shared.model.state import TrainState
+from shared.twin import Twin
+
+BEGINNING = b"\n"
+"""What an empty prompt stands for: the model knows of no beginning, so it is given that of a line."""
+
+
+def generate(
+    twin: Twin,
+    state: TrainState,
+    prompt: bytes,
+    tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    cached: bool = True,
+) -> Iterator[np.ndarray]:
+    """Yield `tokens` times the next token of each row of the twin's batch, (B,) int32.
+
+    All rows continue the same prompt (its last window, if it is longer), each with random keys of its own: row and
+    number of the token decide, so a row's text does not depend on the other rows or on the devices. temperature: the
+    logits are divided by it; 0 takes the likeliest token. top_k: only so many likeliest are drawn from; 0 is all.
+    cached: compute only the new token at each step, with the keys and values of those before; else all of the buffer.
+    Raises ValueError for values out of range.
+    """
+    config = twin.plan.config
+    check_choice(tokens, temperature, top_k, seed)
+    window = config.model.seq_len
+    given = np.frombuffer((prompt or BEGINNING)[-window:], np.uint8)
+    check(
+        int(max(given)) < config.model.vocabulary,
+        f"the prompt has the byte {max(given)}, but the model's vocabulary is {config.model.vocabulary}",
+    )
+    buffer = np.zeros((config.batch, window), np.int32)
+    buffer[:, : given.size] = given
+    length, new = given.size, given.size  # tokens in the buffer, and how many of them at its end the cache lacks
+    step = next_tokens(twin, cached)
+    memory = empty_cache(twin) if cached else None
+    where = twin.plan.layout.batch.rows if cached else twin.plan.layout.batch.tokens
+    choice = np.float32(temperature), np.int32(top_k), np.uint32(seed)
+    for number in range(tokens):
+        single = cached and new == 1
+        seen = buffer[:, length - 1 : length] if single else buffer
+        placed = twin.plan.layout.place(seen.copy(), where)
+        start = length - 1 if single else 0
+        drawn, memory = step(state, memory, placed, np.int32(start), np.int32(length - 1 - start), number, *choice)
+        drawn = np.asarray(drawn)
+        yield drawn
+        new = 1
+        if length == window:
+            length = window // 2
+            buffer[:, :length] = buffer[:, window - length :]
+            new = length + 1
+        buffer[:, length] = drawn
+        length += 1
+
+
+def check_choice(tokens: int, temperature: float, top_k: int, seed: int) -> None:
+    """Raise ValueError for the first value that is out of range."""
+    check(tokens >= 1, f"tokens is {tokens}; give at least 1")
+    check(temperature >= 0, f"temperature is {temperature}; give a positive number, or 0 for the likeliest token")
+    check(top_k >= 0, f"top_k is {top_k}; give a number of tokens, or 0 for all")
+    check(0 <= seed < 2**32, f"seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+@functools.lru_cache(maxsize=8)
+def next_tokens(twin: Twin, cached: bool) -> Callable[..., Any]:
+    """The model and the draw as one program: (state, cache, tokens (B, S), start, which of the S predicts the next,
+    number of the token, temperature, top_k, seed) to the next tokens (B,), known to every process, and the cache."""
+
+    def step(state: TrainState, cache: Any, tokens_BS: Array, start: Array, last: Array, number: Array, *choice: Array):
+        if cached:
+            logits_BSV, cache = twin.decode(state, cache, tokens_BS, start)
+        else:
+            logits_BSV = twin.logits(state, tokens_BS)
+        return draw(logits_BSV[:, last], number, *choice), cache
+
+    layout = twin.plan.layout
+    placed = (layout.shardings(P()), layout.shardings(layout.cache) if cached else None)
+    return jax.jit(step, donate_argnums=1, out_shardings=placed)
+
+
+def draw(logits_BV: Array, number: Array, temperature: Array, top_k: Array, seed: Array) -> Array:
+    """One token for each row, (B,) int32."""
+    logits_BV = logits_BV.astype(jnp.float32)
+    rows = jnp.arange(logits_BV.shape[0])
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(rows)
+    vocabulary = logits_BV.shape[1]
+    place = jnp.where(top_k == 0, vocabulary, jnp.minimum(top_k, vocabulary)) - 1
+    least_B1 = jnp.sort(logits_BV, axis=-1, descending=True)[:, place][:, None]
+    allowed_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+    warm_BV = allowed_BV / jnp.where(temperature > 0, temperature, 1)
+    drawn_B = jnp.where(temperature > 0, jax.vmap(jax.random.categorical)(keys_B, warm_BV), logits_BV.argmax(-1))
+    return drawn_B.astype(jnp.int32)
+
+
+def empty_cache(twin: Twin) -> Any:
+    """A cache of zeros, placed for the twin."""
+    layout = twin.plan.layout
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_cache(twin.plan.config))
+    return layout.place(zeros, layout.cache)
+
+
+class Display:
+    """Bytes as text that is safe to print as they come: a character once it is whole, `\\xNN` for what is no UTF-8 and
+    for control characters, which could move a terminal's cursor or worse."""
+
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def __call__(self, data: bytes, last: bool = False) -> str:
+        text = self.decoder.decode(data, last)
+        return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", lambda found: escaped(found.group()), text)
+
+
+def escaped(character: str) -> str:
+    """A character as Python would write it in a string: \\x1b, \\u202e."""
+    return character.encode("unicode_escape").decode()

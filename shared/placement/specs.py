@@ -1,0 +1,34 @@
+"""What can be read from a PartitionSpec."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import PartitionSpec as P
+
+
+def pieces(spec: P, degrees: Mapping[str, int]) -> int:
+    """Into how many pieces a spec splits an array."""
+    return math.prod(degrees[axis] for axis in sharded_axes(spec))
+
+
+def fitting_spec(spec: P, mesh: Mapping[str, Any]) -> P:
+    """The spec without the axes that the mesh does not have."""
+    entries: list[Any] = []
+    for entry in spec:
+        names = tuple(name for name in ((entry,) if isinstance(entry, str) else entry or ()) if name in mesh)
+        entries.append(names[0] if len(names) == 1 else names or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return P(*entries)
+
+
+def sharded_axes(spec: P) -> tuple[str, ...]:
+    """The mesh axes named by a spec, in order."""
+    return tuple(axis for entry in spec if entry for axis in ([entry] if isinstance(entry, str) else entry))
+
+
+def sharded_dimension(spec: P, other: P) -> int:
+    """The dimension that the other spec splits over more axes; -1 if there is none."""
+    axes = [sharded_axes(P(entry)) for entry in (*spec, *(None,) * len(other))]
+    return next((dimension for dimension, entry in enumerate(other) if sharded_axes(P(entry)) != axes[dimension]), -1)

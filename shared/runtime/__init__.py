@@ -1,0 +1,1 @@
+"""What is settled before JAX starts, and several processes as one program."""

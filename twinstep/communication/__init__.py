@@ -1,0 +1,1 @@
+"""What does a function send? Read from its source's trace (jaxpr) and from its compiled program."""

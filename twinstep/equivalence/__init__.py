@@ -1,0 +1,1 @@
+"""Are two functions the same? What is measured, how much it may be, and the likely cause where it is more."""
