@@ -1,7 +1,8 @@
-"""Context parallelism by placement: sequences are split, for windows that one device cannot hold.
+"""Context parallelism by placement: sequences are sharded, for windows that one device cannot hold.
 
-Only attention looks beyond a device's own part. Keys and values are asked for whole, or (as in Jacobs et al. 2023,
-"DeepSpeed Ulysses") whole sequences of a device's own heads. A ring cannot be asked for: no placement says it.
+Only attention looks beyond a device's own part of the sequence. Keys and values are gathered, or (as in Jacobs et al.
+2023, "DeepSpeed Ulysses") each device attends over whole sequences with its own heads. A ring is not available: no
+sharding describes it.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from shared.placement.layout import Layout, constrained
 
 
 def positions(layout: Layout) -> Callable[[int], Array]:
-    """A seam: number of positions to their places in the sequence, which are the same, as all of them are seen here."""
+    """A seam: number of positions to their places in the sequence, all of them, since global arrays are seen here."""
     return jnp.arange
 
 
 def attention(layout: Layout) -> Callable[..., Array]:
-    """A seam: causal attention over the whole sequence; where `tensor` splits heads, this says so."""
+    """A seam: causal attention over the whole sequence; where `tensor` shards heads, the constraints say so."""
     if not {"context", "tensor"} & set(layout.mesh.shape):
         return causal_attention
     attend = ulysses_attention if layout.strategy.attention == "ulysses" else attend_to_gathered_keys
@@ -30,25 +31,25 @@ def attention(layout: Layout) -> Callable[..., Array]:
 
 
 def ulysses_attention(layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
-    """Heads for positions, ordinary attention on whole sequences, and back. Returns (B, T, H, K).
+    """Reshard the sequence to heads, attend over whole sequences, and reshard back. Returns (B, T, H, K).
 
-    Each is said twice. With the second alone the compiler would project whole sequences to a device's heads, and gather
-    the residual stream for it.
+    Both the source and the target sharding are constrained. With the target alone, XLA moves the resharding before the
+    projection and all-gathers the residual stream.
     """
-    rows, time, tensor = layout.logits
-    heads = P(rows, None, tuple(axis for axis in (time, tensor) if axis))
-    whole = (
-        constrained(layout.mesh, constrained(layout.mesh, x, layout.logits), heads)
+    sequence, (rows, context, tensor) = layout.attention, layout.attention
+    heads = P(rows, None, tuple(axis for axis in (context, tensor) if axis))
+    by_heads = (
+        constrained(layout.mesh, constrained(layout.mesh, x, sequence), heads)
         for x in (query_BTHK, key_BTHK, value_BTHK)
     )
-    return constrained(layout.mesh, constrained(layout.mesh, causal_attention(*whole), heads), layout.logits)
+    return constrained(layout.mesh, constrained(layout.mesh, causal_attention(*by_heads), heads), sequence)
 
 
 def attend_to_gathered_keys(
     layout: Layout, query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any
 ) -> Array:
-    """Each device's queries meet all keys and values, which are gathered. Returns (B, T, H, K)."""
-    rows, _, tensor = layout.logits
-    query_BTHK = constrained(layout.mesh, query_BTHK, layout.logits)
+    """Each device's queries attend to all keys and values, which are gathered. Returns (B, T, H, K)."""
+    sequence, (rows, _, tensor) = layout.attention, layout.attention
+    query_BTHK = constrained(layout.mesh, query_BTHK, sequence)
     key_BTHK, value_BTHK = (constrained(layout.mesh, x, P(rows, None, tensor)) for x in (key_BTHK, value_BTHK))
-    return constrained(layout.mesh, causal_attention(query_BTHK, key_BTHK, value_BTHK), layout.logits)
+    return constrained(layout.mesh, causal_attention(query_BTHK, key_BTHK, value_BTHK), sequence)

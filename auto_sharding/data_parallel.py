@@ -1,6 +1,7 @@
 """Data parallelism by placement: each device has its own rows of the batch, and all parameters and optimizer state.
 
-The strategy table (shared/placement/strategies.py) says so, and with that all is said: nothing is sent by name.
+The strategy table (shared/placement/strategies.py) gives the shardings, and these are the whole program: nothing here
+communicates.
 """
 
 from typing import Any
@@ -8,10 +9,10 @@ from typing import Any
 from shared.twin import Plan
 
 
-def average(plan: Plan, local: Any) -> Any:
-    """Nothing to do: these are values of the whole batch already, since they were written over the whole batch.
+def all_reduce(plan: Plan, sums: Any) -> Any:
+    """Return the sums, ((loss, gradients), tokens), as they are: taken over global arrays, they are global sums.
 
-    Each device computes the share of its own rows. The parameters are asked for whole on every device, and so the
-    compiler has to insert one all-reduce.
+    Each device computes the part of its own rows. Since gradients must be sharded like the parameters, which are
+    replicated, XLA inserts one all-reduce.
     """
-    return local
+    return sums

@@ -1,8 +1,8 @@
-"""Tensor parallelism by placement: heads, hidden units and vocabulary of the parameters are split, the rest follows.
+"""Tensor parallelism by placement: heads, d_ff and vocabulary of the parameters are sharded, and the rest follows.
 
-Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3;
-with `sequence` between the products each device has its own part of the sequence: Korthikanti et al. 2022, "Reducing
-activation recomputation in large transformer models", section 4.2.2.
+Shoeybi et al. 2019, "Megatron-LM: training multi-billion parameter language models using model parallelism", section 3.
+With sequence parallelism the sequence is sharded between the matmuls: Korthikanti et al. 2022, "Reducing activation
+recomputation in large transformer models", section 4.2.2.
 """
 
 from collections.abc import Callable
@@ -13,38 +13,39 @@ from jax.sharding import PartitionSpec as P
 from shared.model import loss
 from shared.model.transformer import unchanged
 from shared.placement.layout import Layout, constrained
-from shared.twin import Plan
 
 
 def local_heads(layout: Layout) -> Callable[[int], int]:
-    """A seam: all heads are seen here, wherever they live."""
+    """A seam: all heads, since these functions see global arrays."""
     return unchanged
 
 
 def before_column_parallel(layout: Layout) -> Callable[[Array], Array]:
-    """A seam before the column-split products: all of the sequence, on every device."""
+    """A seam before the column-parallel matmuls: the sequence is replicated over `tensor`."""
     if "tensor" not in layout.mesh.shape:
         return unchanged
-    return lambda x_BTD: constrained(layout.mesh, x_BTD, P(*layout.logits[:2]))
+    return lambda x: constrained(layout.mesh, x, P(*layout.logits[:2]))
 
 
 def mlp_hidden(layout: Layout) -> Callable[[Array], Array]:
-    """A seam between the products: split as the weights are. Where `tensor` splits the stream's sequence too, the
-    compiler would else gather weights, and leave some of this split along the sequence."""
+    """A seam between the MLP's two matmuls: sharded as their weights are.
+
+    Without it, XLA gathers the weights under sequence parallelism, and activations stay sharded along the sequence.
+    """
     if "tensor" not in layout.mesh.shape:
         return unchanged
-    return lambda x_BTF: constrained(layout.mesh, x_BTF, layout.logits)
+    return lambda x: constrained(layout.mesh, x, layout.logits)
 
 
 def after_row_parallel(layout: Layout) -> Callable[[Array], Array]:
-    """A seam after the row-split products: as the residual stream is split, before the bias is added."""
+    """A seam after the row-parallel matmuls, before the bias: sharded as the residual stream, so XLA reduces here."""
     if "tensor" not in layout.mesh.shape:
         return unchanged
-    return lambda x_BTD: constrained(layout.mesh, x_BTD, layout.stream)
+    return lambda x: constrained(layout.mesh, x, layout.residual)
 
 
-def vocabulary_parallel_loss(plan: Plan, logits_BTV: Array, targets_BT: Array, weights_BT: Array) -> Array:
-    """Sum over tokens of weight times cross-entropy, from logits split along the vocabulary."""
-    if "tensor" in plan.layout.mesh.shape:
-        logits_BTV = constrained(plan.layout.mesh, logits_BTV, plan.layout.logits)
-    return loss.summed_loss(logits_BTV, targets_BT, weights_BT)
+def summed_loss(layout: Layout) -> Callable[[Array, Array, Array], Array]:
+    """(logits, targets, weights) to the summed cross-entropy, of logits that stay sharded along the vocabulary."""
+    if "tensor" not in layout.mesh.shape:
+        return loss.summed_loss
+    return lambda logits, *labels: loss.summed_loss(constrained(layout.mesh, logits, layout.logits), *labels)

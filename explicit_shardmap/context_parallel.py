@@ -1,8 +1,11 @@
-"""Context parallelism by hand: each device has its own part of every sequence, for windows that one cannot hold.
+"""Context parallelism by hand: sequences are sharded, for windows that one device cannot hold.
 
-Only attention looks beyond a device's own part. Keys and values go round in a ring (Liu et al. 2023, "Ring attention
-with blockwise transformers for near-infinite context"), or each device takes whole sequences of its own heads (Jacobs
-et al. 2023, "DeepSpeed Ulysses").
+Only attention looks beyond a device's own part of the sequence. Keys and values go round in a ring (Liu et al. 2023,
+"Ring attention with blockwise transformers for near-infinite context"), or (as in Jacobs et al. 2023, "DeepSpeed
+Ulysses") each device attends over whole sequences with its own heads.
+
+Sizes in names as in shared/model/transformer.py; small letters are those of one device: b of the batch, t of the
+sequence, h of the heads.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,7 @@ from shared.placement.specs import sharded_axes
 
 def positions(layout: Layout) -> Callable[[int], Array]:
     """A seam: number of positions on this device to their places in the whole sequence."""
-    axes = tuple(axis for axis in sharded_axes(layout.stream) if axis in ("context", "tensor"))
+    axes = tuple(axis for axis in sharded_axes(layout.residual) if axis in ("context", "tensor"))
     if not axes:
         return jnp.arange
     return lambda count: lax.axis_index(axes) * count + jnp.arange(count)
@@ -31,32 +34,31 @@ def attention(layout: Layout) -> Callable[..., Array]:
     """A seam: causal attention over the whole sequence."""
     if "context" not in layout.mesh.shape:
         return causal_attention
-    attend = ulysses_attention if layout.strategy.attention == "ulysses" else ring_attention
-    return partial(attend, layout)
+    return ulysses_attention if layout.strategy.attention == "ulysses" else ring_attention
 
 
-def ulysses_attention(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
-    """Heads for positions, ordinary attention on whole sequences, and back. Returns (b, t, H, K)."""
-    whole = (lax.all_to_all(x, "context", 2, 1, tiled=True) for x in (query_btHK, key_btHK, value_btHK))
-    return lax.all_to_all(causal_attention(*whole), "context", 1, 2, tiled=True)
+def ulysses_attention(query_bthK: Array, key_bthK: Array, value_bthK: Array, **unused: Any) -> Array:
+    """Exchange the sequence for heads, attend over whole sequences, and exchange back. Returns (b, t, h, K)."""
+    to_heads = partial(lax.all_to_all, axis_name="context", split_axis=2, concat_axis=1, tiled=True)
+    attended = causal_attention(*map(to_heads, (query_bthK, key_bthK, value_bthK)))
+    return lax.all_to_all(attended, "context", split_axis=1, concat_axis=2, tiled=True)
 
 
-def ring_attention(layout: Layout, query_btHK: Array, key_btHK: Array, value_btHK: Array, **unused: Any) -> Array:
-    """Each device's queries meet the keys and values of one device after the other. Returns (b, t, H, K).
+def ring_attention(query_bthK: Array, key_bthK: Array, value_bthK: Array, **unused: Any) -> Array:
+    """Each device's queries attend to the keys and values of one device after the other. Returns (b, t, h, K).
 
-    The softmax is computed as the blocks come (online_softmax.py). A device begins with its own block, the only
-    one that is seen in part; blocks before it are seen whole, and those after it not at all: nothing is computed for
-    them.
+    The softmax is accumulated block by block (online_softmax.py). Start with the local block, which needs the causal
+    mask. Earlier blocks are fully visible; later ones are skipped.
     """
     devices, me = lax.axis_size("context"), lax.axis_index("context")
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query_btHK, key_btHK, value_btHK))  # each (b, H, t, K)
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query_bthK, key_bthK, value_bthK))  # each (b, h, t, K)
     query = query * (query.shape[-1] ** -0.5)
     time = query.shape[2]
     causal_tt = jnp.arange(time)[:, None] >= jnp.arange(time)[None, :]
     so_far = begin(scores(query, key, causal_tt), value)
 
-    @jax.checkpoint  # scores of one block are a device's share of (T, T): they are computed again, not kept
-    def meet(so_far: Any, key: Array, value: Array, distance: Array) -> Any:
+    @jax.checkpoint  # rematerialise: keeping a (t, t) block of scores for each turn would cost t times T
+    def attend(so_far: Any, key: Array, value: Array, distance: Array) -> Any:
         return lax.cond(
             me >= distance,
             lambda: add(so_far, scores(query, key), value),
@@ -66,8 +68,8 @@ def ring_attention(layout: Layout, query_btHK: Array, key_btHK: Array, value_btH
     def turn(carry: Any, distance: Array) -> tuple[Any, None]:
         so_far, block = carry
         block = lax.ppermute(block, "context", [(device, (device + 1) % devices) for device in range(devices)])
-        return (meet(so_far, *block, distance), block), None
+        return (attend(so_far, *block, distance), block), None
 
     (so_far, _), _ = lax.scan(turn, (so_far, (key, value)), jnp.arange(1, devices))
-    mixed_bHtK, total_bHt1, _ = so_far
-    return jnp.swapaxes((mixed_bHtK / total_bHt1).astype(value.dtype), 1, 2)
+    mixed_bhtK, total_bht1, _ = so_far
+    return jnp.swapaxes((mixed_bhtK / total_bht1).astype(value.dtype), 1, 2)

@@ -45,9 +45,9 @@ def loss_and_grads(config: Config, forward: Any, state: TrainState, batch: Batch
         return summed_loss(forward(params, batch.tokens, keys_b), batch.targets, batch.weights)
 
     tokens = counted_tokens(batch.weights, config.model.dtype)
-    sums, tokens = lax.pmean((jax.value_and_grad(local_sum)(state.params), tokens), "data")
+    sums, tokens = lax.psum((jax.value_and_grad(local_sum)(state.params), tokens), "data")
     loss, gradients = sums_to_means(sums, tokens)
-    return loss, gradients, tokens * lax.axis_size("data")
+    return loss, gradients, tokens
 
 
 def train_step(config: Config, forward: Any, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:

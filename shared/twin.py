@@ -12,6 +12,7 @@ from shared.config import Config
 from shared.data.batches import Batch
 from shared.model.state import TrainState, abstract_state, initial_state
 from shared.placement.layout import Layout, abstract_batch
+from shared.placement.placing import place, place_batch
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class Plan:
     forward: Callable[..., Array]
     """The model as a function: (params, tokens, keys) to logits."""
     decode: Callable[..., Any]
-    """The model with a memory: (params, cache, tokens, start) to logits and cache (shared/model/decoding.py)."""
+    """The model with a KV cache: (params, cache, tokens, start) to logits and cache (shared/model/decoding.py)."""
+    summed_loss: Callable[[Array, Array, Array], Array]
+    """(logits, targets, weights) to the sum over tokens of weight times cross-entropy, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +55,11 @@ class Twin:
 
     def place_state(self, state: TrainState) -> TrainState:
         """A copy of a state that lives anywhere, placed for this twin."""
-        return self.plan.layout.place(state, self.plan.layout.state)
+        return place(self.plan.layout, state, self.plan.layout.state)
 
     def place_batch(self, batch: Batch) -> Batch:
-        """A global batch, or the rows of it that this process needs (`layout.local_rows`), split over the devices."""
-        return self.plan.layout.place_batch(batch, self.plan.config.batch)
+        """A global batch, or the rows of it that this process needs (`local_rows`), sharded over the devices."""
+        return place_batch(self.plan.layout, batch, self.plan.config.batch)
 
     def shapes(self) -> tuple[TrainState, Batch]:
         """State and batch as shapes with shardings, to lower a function for a mesh whose devices do not exist."""

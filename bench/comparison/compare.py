@@ -27,7 +27,8 @@ from bench.proof.trajectories import trajectories
 from bench.timing.timed_step import TIMED_STEPS, interleaved, ratio, timed_batch, timed_step
 from shared.config import Config, DType, check
 from shared.placement.drawing import draw_placement
-from shared.placement.layout import layout, make_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.reporter import open_output
 from twinstep.equivalence.compare import Report

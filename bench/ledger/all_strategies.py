@@ -17,7 +17,10 @@ from rich.table import Table
 
 from bench import DEVICE_COUNTS, TWINS
 from shared.config import Config, ModelConfig
-from shared.placement.layout import STRATEGIES, layout, make_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import STRATEGIES
+from shared.placement.traffic import predicted_traffic
 from shared.runtime import startup
 from shared.training.reporter import open_output
 from twinstep.communication.account import totals
@@ -44,7 +47,7 @@ def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
     twin = TWINS[name](config, make_mesh(config.strategy, devices))
     step = compile_readable(twin.train_step, *twin.shapes())
     sends = collectives(step, twin.mesh)
-    predicted = STRATEGIES[config.strategy].traffic(config, twin.mesh.shape, name)
+    predicted = predicted_traffic(config, twin.mesh.shape, name)
     kinds: dict[str, int] = {}
     for (kind, _), bytes in totals(sends).items():
         kinds[kind] = kinds.get(kind, 0) + bytes

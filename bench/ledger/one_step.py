@@ -22,7 +22,8 @@ from bench.ledger.microbench import Cost, measure
 from bench.ledger.report import Account, account, as_data, print_account
 from bench.timing.timed_step import TIMED_STEPS, TimedStep, interleaved, timed_batch, timed_step
 from shared.config import Config, check
-from shared.placement.layout import layout, make_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.profiling import operation_times
 from shared.training.reporter import open_output

@@ -10,9 +10,9 @@ from rich.table import Table
 
 import explicit_shardmap
 from shared.config import Config
-from shared.placement.layout import find_strategy, make_mesh
+from shared.placement.mesh import make_mesh
 from shared.placement.strategies import degrees_of, label
-from shared.placement.traffic import Traffic
+from shared.placement.traffic import Traffic, predicted_traffic
 from twinstep.communication.account import Collective, Match, matched, totals
 from twinstep.communication.traced import requested
 
@@ -43,7 +43,7 @@ def account(config: Config, devices: int, compiled: Mapping[str, list[Collective
     """Put the twins' collectives beside the prediction and each other."""
     twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices, config.mesh))
     by_name = requested(twin.train_step, twin.shapes(), twin.mesh)
-    predicted = {name: find_strategy(config.strategy).traffic(config, twin.mesh.shape, name) for name in compiled}
+    predicted = {name: predicted_traffic(config, twin.mesh.shape, name) for name in compiled}
     return Account(predicted, compiled, by_name, matched(compiled["explicit"], compiled["auto"]))
 
 

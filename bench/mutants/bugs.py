@@ -24,7 +24,7 @@ from bench.proof.prove import Truth, proof_config, truth
 from bench.proof.trajectories import compare_trajectories, trajectory, trajectory_config
 from shared import single_device
 from shared.config import Config
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.reporter import open_output
 from twinstep.equivalence.compare import Report

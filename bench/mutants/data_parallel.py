@@ -2,11 +2,11 @@
 
 from bench.mutants.planted import Bug, Edit, ResumeWithoutCount, StaleBatch, as_subclass
 
-UNCHECKED = Edit("step.py", "partial(jax.shard_map, mesh=mesh)", "partial(jax.shard_map, mesh=mesh, check_vma=False)")
-REDUCTION = "averaged = split(lax.pmean(join(averaged, size), over), like=averaged, size=size)"
-AVERAGED = "sums, tokens = data_parallel.average(plan, (sums, tokens))"
+UNCHECKED = Edit("step.py", "jax.shard_map(function, ", "jax.shard_map(function, check_vma=False, ")
+REDUCTION = "return lax.psum(arrays, axes)"
+REDUCED = "sums, tokens = data_parallel.all_reduce(plan, (sums, tokens))"
 DIVIDED = "loss, gradients = sums_to_means(sums, tokens)"
-NORM = "norm = fsdp.norm(plan, gradients)"
+NORM = "norm = global_norm(plan, gradients)"
 KEYS = "example_keys(state, batch.rows)"
 FORWARD = "plan.forward(params, batch.tokens, "
 
@@ -20,7 +20,7 @@ BUGS = (
     Bug(
         "no pmean",
         "explicit",
-        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, "pass")),
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, "return arrays")),
         says="gradients.*: exactly what comes of reducing nothing",
     ),
     Bug(
@@ -29,7 +29,7 @@ BUGS = (
         edits=(
             Edit(
                 "step.py",
-                AVERAGED,
+                REDUCED,
                 "sums, tokens = lax.psum(sums, 'data'), lax.pmean(tokens, 'data')",
             ),
         ),
@@ -53,7 +53,7 @@ BUGS = (
         edits=(
             Edit(
                 "step.py",
-                "params = jax.tree.map(varying, state.params, plan.layout.reduce_axes)",
+                'params = jax.tree.map(partial(lax.pcast, to="varying"), state.params, plan.layout.reduce_axes)',
                 "params = state.params",
             ),
         ),
@@ -65,8 +65,11 @@ BUGS = (
         edits=(
             Edit(
                 "step.py",
-                after(AVERAGED, DIVIDED),
-                "(loss, gradients), tokens = data_parallel.average(plan, (sums_to_means(sums, tokens), tokens))",
+                after(REDUCED, DIVIDED),
+                after(
+                    "loss, gradients = lax.pmean(sums_to_means(sums, tokens), 'data')",
+                    "tokens = lax.psum(tokens, 'data')",
+                ),
             ),
         ),
         says="gradients.*: exactly what comes of averaging the devices' own means",
@@ -81,9 +84,8 @@ BUGS = (
                 NORM,
                 after(
                     "def own(params):",
-                    "    logits_bTV = plan.forward(params, batch.tokens, example_keys(state, batch.rows))",
-                    "    loss = tensor_parallel.vocabulary_parallel_loss",
-                    "    return loss(plan, logits_bTV, batch.targets, batch.weights)",
+                    "    logits = plan.forward(params, batch.tokens, example_keys(state, batch.rows))",
+                    "    return plan.summed_loss(logits, batch.targets, batch.weights)",
                     "local = jax.grad(own)(lax.pcast(state.params, 'data', to='varying'))",
                     "norm = optax.tree.norm(local) / counted_tokens(batch.weights, plan.config.model.dtype)",
                 ),
@@ -98,11 +100,12 @@ BUGS = (
         edits=(
             Edit(
                 "step.py",
-                after(AVERAGED, DIVIDED),
+                after(REDUCED, DIVIDED),
                 after(
                     "loss, gradients = sums_to_means(sums, lax.pmean(tokens, 'data'))",
-                    "gradients = clip(gradients, fsdp.norm(plan, gradients), plan.config.optimizer.clip)",
-                    "(loss, gradients), tokens = data_parallel.average(plan, ((loss, gradients), tokens))",
+                    "gradients = clip(gradients, global_norm(plan, gradients), plan.config.optimizer.clip)",
+                    "loss, gradients = lax.pmean((loss, gradients), 'data')",
+                    "tokens = lax.psum(tokens, 'data')",
                 ),
             ),
         ),
@@ -146,10 +149,10 @@ BUGS = (
             UNCHECKED,
             Edit(
                 "step.py",
-                after(AVERAGED, DIVIDED),
+                after(REDUCED, DIVIDED),
                 after(
                     "local = sums",
-                    "sums, count = data_parallel.average(plan, (local, tokens))",
+                    "sums, count = data_parallel.all_reduce(plan, (local, tokens))",
                     DIVIDED.replace("tokens", "count"),
                     'gradients["output"]["kernel"] = sums_to_means(local[1]["output"]["kernel"], tokens)',
                     "tokens = count",
@@ -162,7 +165,7 @@ BUGS = (
     Bug(
         "a reduction over the wrong axis",
         "explicit",
-        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("over)", "'tensor')"))),
+        edits=(UNCHECKED, Edit("data_parallel.py", REDUCTION, REDUCTION.replace("axes)", "'tensor')"))),
         devices=4,
         mesh="data=2,tensor=2",
         says="a reduction over data .*is missing",
@@ -174,9 +177,8 @@ BUGS = (
             Edit(
                 "data_parallel.py",
                 REDUCTION,
-                "short = [bucket.astype('bfloat16') for bucket in join(averaged, size)]\n"
-                "            long = [bucket.astype('float32') for bucket in lax.pmean(short, over)]\n"
-                "            averaged = split(long, like=averaged, size=size)",
+                "short = [array.astype('bfloat16') for array in arrays]\n"
+                "        return [array.astype('float32') for array in lax.psum(short, axes)]",
             ),
         ),
         says="gradients: errors of about .* as rounding to bfloat16",

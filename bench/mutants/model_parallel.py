@@ -7,7 +7,7 @@ from unittest import mock
 from flax import nnx
 from jax import Array, lax
 
-from bench.mutants.data_parallel import UNCHECKED
+from bench.mutants.data_parallel import REDUCTION, UNCHECKED
 from bench.mutants.planted import Bug, Edit
 from shared.model.transformer import Block, matmul
 
@@ -29,11 +29,8 @@ BUGS = (
         "the gather's missing 1/n",
         "explicit",
         edits=(
-            Edit(
-                "data_parallel.py",
-                "factor = math.prod(layout.mesh.shape[axis] for axis in over) / layout.token_devices",
-                "factor = 1",
-            ),
+            # Replicated leaves, loss and count are averaged; what the transpose of a gather has summed is not.
+            Edit("data_parallel.py", REDUCTION, "return lax.pmean(arrays, axes)"),
         ),
         strategy="fsdp",
         says="gradients: 2 times the reference .*, on 2 devices along fsdp",
@@ -41,7 +38,7 @@ BUGS = (
     Bug(
         "clipping by the norm of a device's own shards",
         "explicit",
-        edits=(UNCHECKED, Edit("fsdp.py", "lax.psum(total, axes) if axes else total", "total")),
+        edits=(UNCHECKED, Edit("step.py", "lax.psum(total, axes) if axes else total", "total")),
         strategy="fsdp",
         says=r"metrics.gradient_norm: the copies .*: a reduction over fsdp is missing",
         leaf="metrics.gradient_norm",
@@ -49,7 +46,7 @@ BUGS = (
     Bug(
         "an update of the first piece on every device",
         "explicit",
-        edits=(Edit("fsdp.py", 'lax.axis_index("data") * size', '0 * lax.axis_index("data")'),),
+        edits=(Edit("zero.py", 'lax.axis_index("data") * size', '0 * lax.axis_index("data")'),),
         strategy="zero_1",
         says="gradients agree and parameters do not",
         leaf=r"parameters\.\S+",
@@ -66,15 +63,15 @@ BUGS = (
         "explicit",
         edits=(
             UNCHECKED,
-            Edit("tensor_parallel.py", 'lambda x_bTD: lax.pcast(x_bTD, "tensor", to="varying")', "lambda x_bTD: x_bTD"),
+            Edit("tensor_parallel.py", 'lambda x: lax.pcast(x, "tensor", to="varying")', "lambda x: x"),
         ),
         strategy="tensor_parallel",
         says="the loss agrees and gradients do not: look at the backward pass",
     ),
     Bug(
-        "no reduction after the row-split products",
+        "no reduction after the row-parallel matmuls",
         "explicit",
-        edits=(UNCHECKED, Edit("tensor_parallel.py", 'lambda x_bTD: lax.psum(x_bTD, "tensor")', "lambda x_bTD: x_bTD")),
+        edits=(UNCHECKED, Edit("tensor_parallel.py", 'lambda x: lax.psum(x, "tensor")', "lambda x: x")),
         strategy="tensor_parallel",
         says="a reduction over tensor is missing",
     ),
@@ -111,9 +108,8 @@ BUGS = (
         edits=(
             Edit(
                 "step.py",
-                "tensor_parallel.vocabulary_parallel_loss(plan, logits_bTV, batch.targets, batch.weights)",
-                "tensor_parallel.vocabulary_parallel_loss(plan, logits_bTV, "
-                "jax.numpy.roll(batch.tokens, -1, 1), batch.weights)",
+                "plan.summed_loss(logits, batch.targets, batch.weights)",
+                "plan.summed_loss(logits, jax.numpy.roll(batch.tokens, -1, 1), batch.weights)",
             ),
         ),
         strategy="context_parallel",

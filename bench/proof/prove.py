@@ -26,8 +26,8 @@ from shared.config import Config, DType, ModelConfig, OptimizerConfig
 from shared.data.batches import Batch, Dataset
 from shared.model.state import TrainState, abstract_state, initial_state
 from shared.model.transformer import Seams
-from shared.placement.layout import find_strategy, make_mesh
-from shared.placement.strategies import read_degrees
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import find_strategy, read_degrees
 from twinstep.equivalence.compare import Report, compare_results
 from twinstep.equivalence.hints import Suspect
 from twinstep.equivalence.tolerance import work_behind

@@ -20,7 +20,7 @@ from shared import single_device
 from shared.config import Config, OptimizerConfig
 from shared.data.batches import Dataset
 from shared.model.state import TrainState
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.runtime.compilation import fast_compilation
 from twinstep.equivalence.compare import Report, compare_results
 from twinstep.equivalence.hints import Suspect

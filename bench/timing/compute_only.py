@@ -16,7 +16,7 @@ from jax import Array, lax
 
 import explicit_shardmap
 from shared.config import Config
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.twin import Twin
 from twinstep.communication.compiled import compile_readable
 
@@ -36,9 +36,9 @@ def scattered(values: Array, name: str, *, scatter_dimension: int, **options: An
     return lax.slice_in_dim(values, 0, values.shape[scatter_dimension] // lax.axis_size(name), axis=scatter_dimension)
 
 
-def exchanged(values: Array, name: str, split_axis: int, concat_axis: int, **options: Any) -> Array:
+def exchanged(values: Array, axis_name: str, split_axis: int, concat_axis: int, **options: Any) -> Array:
     """In place of `lax.all_to_all`: the pieces for others stay here."""
-    return jnp.concatenate(jnp.split(values, lax.axis_size(name), split_axis), concat_axis)
+    return jnp.concatenate(jnp.split(values, lax.axis_size(axis_name), split_axis), concat_axis)
 
 
 STAND_INS: Any = {

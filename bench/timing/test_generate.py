@@ -12,7 +12,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench import TWINS, device_counts
 from shared.config import Config
 from shared.generation.generate import generate
-from shared.placement.layout import find_strategy, make_mesh
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import find_strategy
 
 TOKENS = 100
 COUNTS = sorted({1, device_counts(jax.device_count())[-1]})

@@ -15,7 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench import device_counts
 from bench.timing.timed_step import TIMED_STEPS, TimedStep, interleaved, ratio, timed_step
 from shared.config import Config
-from shared.placement.layout import STRATEGIES
+from shared.placement.strategies import STRATEGIES
 
 CONFIG = Config()
 COUNTS = device_counts(jax.device_count())

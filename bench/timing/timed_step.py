@@ -18,7 +18,7 @@ from bench.timing.compute_only import compile_compute_only
 from shared.config import Config
 from shared.data.batches import Batch, Dataset
 from shared.data.corpus import read_corpus
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.runtime.processes import wait_for_all
 from twinstep.communication.compiled import Collective, collectives, compile_readable
 from twinstep.communication.memory import Memory, memory

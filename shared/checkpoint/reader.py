@@ -19,6 +19,7 @@ from shared.checkpoint.manifest import Manifest, read_manifest, saved_steps
 from shared.checkpoint.writer import one_line, stored_leaves
 from shared.config import InputError, check
 from shared.model.state import TrainState, abstract_state
+from shared.placement.placing import place_leaf
 from shared.runtime import processes
 from shared.twin import Twin
 from twinstep.tree import named_leaves
@@ -132,7 +133,7 @@ def restore(directory: Path, manifest: Manifest, twin: Twin) -> TrainState:
     stored = {name: (leaf.shape, leaf.dtype) for name, leaf in manifest.leaves.items()}
     differing = [name for name in fitting | stored if fitting.get(name) != stored.get(name)]
     check(not differing, f"{', '.join(differing[:3])} of checkpoint and configuration differ in shape or type")
-    placed = {name: layout.place_leaf(array, specs[name]) for name, array in verified_arrays(directory, manifest)}
+    placed = {name: place_leaf(layout.mesh, array, specs[name]) for name, array in verified_arrays(directory, manifest)}
     placed["key"] = jax.random.wrap_key_data(placed["key"])
     return jax.tree.unflatten(jax.tree.structure(like), [placed[name] for name in named_leaves(like)])
 

@@ -17,7 +17,7 @@ from shared.config import Config, check
 from shared.data.batches import Dataset
 from shared.data.corpus import read_corpus
 from shared.model.state import live_model
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.runtime.processes import Cluster
 from shared.twin import Twin

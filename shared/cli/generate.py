@@ -15,7 +15,8 @@ import tyro
 from shared.checkpoint.manifest import read_manifest, saved_steps
 from shared.config import Config, InputError, check
 from shared.generation.generate import Display, check_choice, generate
-from shared.placement.layout import find_strategy, make_mesh
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import find_strategy
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster
 from shared.twin import Twin

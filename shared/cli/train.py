@@ -18,7 +18,7 @@ from shared.data.batches import Dataset
 from shared.data.corpus import CORPORA, read_corpus, read_file, split
 from shared.model.state import TrainState
 from shared.placement.drawing import draw_placement
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.placement.strategies import describe, label
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster, StopSignals

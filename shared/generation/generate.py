@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from shared.config import check
 from shared.model.decoding import abstract_cache
 from shared.model.state import TrainState
+from shared.placement.placing import place
 from shared.twin import Twin
 
 BEGINNING = b"\n"
@@ -63,7 +64,7 @@ def generate(
     for number in range(tokens):
         single = cached and new == 1
         seen = buffer[:, length - 1 : length] if single else buffer
-        placed = twin.plan.layout.place(seen.copy(), where)
+        placed = place(twin.plan.layout, seen.copy(), where)
         start = length - 1 if single else 0
         drawn, memory = step(state, memory, placed, np.int32(start), np.int32(length - 1 - start), number, *choice)
         drawn = np.asarray(drawn)
@@ -120,7 +121,7 @@ def empty_cache(twin: Twin) -> Any:
     """A cache of zeros, placed for the twin."""
     layout = twin.plan.layout
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract_cache(twin.plan.config))
-    return layout.place(zeros, layout.cache)
+    return place(layout, zeros, layout.cache)
 
 
 class Display:

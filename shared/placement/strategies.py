@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 from shared.config import Config, check
 from shared.placement.specs import sharded_axes
-from shared.placement.traffic import Traffic, predicted
 
 AXES = {
     "data": "rows of the batch",
@@ -56,9 +55,9 @@ class Strategy:
     shard_optimizer: bool = False
     """Whether `data` splits the optimizer state (Rajbhandari et al. 2020, stage 1)."""
 
-    def tokens(self, stream: bool = False) -> P:
-        """How (example, position) are split; `stream`: those of the residual stream."""
-        return P(("data", "fsdp"), ("context", "tensor") if stream and self.sequence_parallel else "context")
+    def tokens(self, residual: bool = False) -> P:
+        """Sharding of (example, position); residual: those of the residual stream."""
+        return P(("data", "fsdp"), ("context", "tensor") if residual and self.sequence_parallel else "context")
 
     def batch_devices(self, degrees: Mapping[str, int]) -> int:
         """Pieces into which these degrees split the examples of a batch."""
@@ -80,10 +79,6 @@ class Strategy:
             "seq_len": ("context", "tensor") if self.sequence_parallel else ("context",),
             "d_model": ("fsdp", "data") if self.shard_optimizer else ("fsdp",),
         }
-
-    def traffic(self, config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic] | None:
-        """Predicted communication of one training step of a twin (`auto` or `explicit`); None: not predicted."""
-        return predicted(self, config, degrees, twin)
 
 
 def two_groups(devices: int) -> Mapping[str, int]:

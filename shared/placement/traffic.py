@@ -1,17 +1,15 @@
 """What a training step is expected to send, from the configuration and the degrees of the mesh alone."""
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from shared.config import Config
 from shared.model.state import abstract_state
-from shared.placement.specs import fitting_spec, pieces, sharded_axes
+from shared.placement.specs import fitting_spec, shard_count, sharded_axes
+from shared.placement.strategies import Strategy, find_strategy
 from twinstep.tree import named_leaves
-
-if TYPE_CHECKING:
-    from shared.placement.strategies import Strategy
 
 
 class Traffic(NamedTuple):
@@ -25,13 +23,14 @@ class Traffic(NamedTuple):
     """Bytes that each device puts in, over all of them."""
 
 
-def predicted(row: "Strategy", config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic] | None:
+def predicted_traffic(config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic] | None:
     """What each device puts into the collectives of one training step; None where no formula is known.
 
     The explicit twin sends what is written there, and the formulas follow the source. In the auto twin the partitioner
     decides. It does the same where only rows of the batch are split, or sequences with attention over heads, and with
     `tensor` alone little else; elsewhere its choices have no simple formula (docs/strategies.md says what they are).
     """
+    row = find_strategy(config.strategy)
     split = {axis for axis, size in degrees.items() if size > 1}
     rows = split <= {"data"} and not row.shard_optimizer
     whole = config.microbatches == 1  # elsewhere the auto twin reduces in every turn of their loop
@@ -50,22 +49,22 @@ def predicted(row: "Strategy", config: Config, degrees: Mapping[str, int], twin:
     return [Traffic(kind, axes, size) for (kind, axes), size in total.items()]
 
 
-def explicit_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+def explicit_traffic(row: Strategy, config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
     """All parts of it, also over axes of one device, in which nothing is sent."""
     yield from parameters_traffic(row, config, degrees)
     yield from activations_traffic(row, config, degrees)
 
 
-def parameters_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+def parameters_traffic(row: Strategy, config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
     """Gathers of parameters, reductions of their gradients, of the loss and of counts, and the gradients' norm."""
     batch = sharded_axes(fitting_spec(row.tokens(), degrees))
-    stream = sharded_axes(fitting_spec(row.tokens(stream=True), degrees))
+    stream = sharded_axes(fitting_spec(row.tokens(residual=True), degrees))
     scalar = jnp.promote_types(config.model.dtype, jnp.float32).itemsize
     yield Traffic("all_reduce", batch, 2 * scalar)
     sorts: set[frozenset[str]] = set()
     for name, leaf in named_leaves(abstract_state(config).params).items():
         spec, updated = (fitting_spec(row.leaf_spec(name, optimizer), degrees) for optimizer in (False, True))
-        piece = leaf.size * leaf.dtype.itemsize // pieces(spec, degrees)
+        piece = leaf.size * leaf.dtype.itemsize // shard_count(spec, degrees)
         yield Traffic("all_reduce", tuple(axis for axis in stream if axis not in sharded_axes(spec)), piece)
         if spec != updated:
             yield Traffic("all_gather", ("data",), piece // degrees["data"])
@@ -80,12 +79,12 @@ def parameters_traffic(row: "Strategy", config: Config, degrees: Mapping[str, in
             yield Traffic("all_reduce", tuple(sort), leaf.dtype.itemsize)
 
 
-def activations_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+def activations_traffic(row: Strategy, config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
     """What tensor and context parallelism send in a pass forwards, one backwards, and what is computed again for it."""
     model = config.model
     itemsize, scalar = (jnp.promote_types(model.dtype, least).itemsize for least in (model.dtype, jnp.float32))
     layers, again = model.layers, int(model.remat)
-    tokens = config.batch * model.seq_len // pieces(fitting_spec(row.tokens(), degrees), degrees)
+    tokens = config.batch * model.seq_len // shard_count(fitting_spec(row.tokens(), degrees), degrees)
     stream = tokens * model.d_model * itemsize
     tensor, context = degrees.get("tensor", 1), degrees.get("context", 1)
     # Forwards a block enters two products and reduces two; backwards the other way round. The output is entered too.
@@ -104,7 +103,7 @@ def activations_traffic(row: "Strategy", config: Config, degrees: Mapping[str, i
         yield Traffic("collective_permute", ("context",), 2 * heads * (context - 1) * layers * (2 + again))
 
 
-def unmerged_traffic(row: "Strategy", config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
+def unmerged_traffic(row: Strategy, config: Config, degrees: Mapping[str, int]) -> Iterator[Traffic]:
     """What the auto twin sends more where only `tensor` splits: the gradients of what query, key and value read are
     reduced one by one, and so are the squares of the leaves for the norm."""
     stream = config.batch * config.model.seq_len * config.model.d_model * jnp.dtype(config.model.dtype).itemsize

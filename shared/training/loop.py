@@ -16,6 +16,7 @@ from shared.config import InputError
 from shared.data.batches import Batch, Dataset
 from shared.model.loss import summed_loss
 from shared.model.state import TrainState
+from shared.placement.placing import local_rows
 from shared.twin import Twin
 
 
@@ -68,7 +69,7 @@ def train(
     Raises ValueError at the first loss that is not a number; what was reported before is kept.
     """
     config = twin.plan.config
-    rows = twin.plan.layout.local_rows(config.batch)
+    rows = local_rows(twin.plan.layout, config.batch)
     state = twin.init(jax.random.key(config.seed)) if start is None else start
     clock = Clock()
     waiting: list[tuple[int, dict[str, jax.Array]]] = []
@@ -132,7 +133,7 @@ def evaluate(twin: Twin, state: TrainState, text: np.ndarray, limit: int = 50) -
     size, window = twin.plan.config.batch, twin.plan.config.model.seq_len
     dataset = Dataset(text, window, batch=1)
     windows = min(dataset.windows, limit * size)
-    rows = twin.plan.layout.local_rows(size)
+    rows = local_rows(twin.plan.layout, size)
     loss = tokens = 0.0
     for first in range(0, windows, size):
         numbers = np.arange(first, first + size)

@@ -8,7 +8,7 @@ import pytest
 
 import auto_sharding
 import explicit_shardmap
-from shared.placement.layout import STRATEGIES
+from shared.placement.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 LEGACY = {"pmap.py"}  # a chapter of the explicit twin alone

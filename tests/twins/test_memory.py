@@ -15,7 +15,8 @@ from bench.ledger.all_strategies import StrategiesCommand
 from shared.config import Config, ModelConfig
 from shared.model.state import abstract_state
 from shared.model.transformer import unchanged
-from shared.placement.layout import STRATEGIES, make_mesh
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import STRATEGIES
 from twinstep.communication.memory import Memory, memory
 
 
@@ -37,7 +38,7 @@ def test_fsdp_and_the_constraint_that_it_needs(monkeypatch: pytest.MonkeyPatch):
     assert auto.arguments == explicit.arguments < whole.arguments / 6
     assert whole.arguments > 3 * state, "parameters and two moments"
     assert 0.7 < explicit.peak / auto.peak < 1.4
-    monkeypatch.setattr(auto_sharding.fsdp, "stream", lambda layout: unchanged)
+    monkeypatch.setattr(auto_sharding.step, "residual", lambda layout: unchanged)
     assert planned("auto", config, 8).peak > 2 * auto.peak
 
 

@@ -18,7 +18,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from twinstep.equivalence.compare import compare
 
 LOCAL, REFUSED = "local", "refused"

@@ -10,7 +10,7 @@ from bench import TWINS
 from bench.mutants import bugs
 from bench.mutants.bugs import BUGS, BugsCommand, Finding, examine, examine_bug
 from bench.mutants.planted import Bug, Edit, planted
-from shared.placement.layout import STRATEGIES
+from shared.placement.strategies import STRATEGIES
 
 QUICK = ("no pmean", "a wrong learning-rate step after resuming", "the gather's missing 1/n", "a missing query offset")
 ALL = [pytest.param(bug, id=bug.name, marks=() if bug.name in QUICK else pytest.mark.slow) for bug in BUGS]

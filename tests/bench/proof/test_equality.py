@@ -15,7 +15,7 @@ from bench.proof.trajectories import OPTIMIZERS, trajectories
 from shared import single_device
 from shared.config import Config, DType
 from shared.model.state import initial_state
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from twinstep.equivalence.compare import compare_results
 from twinstep.equivalence.tolerance import Work
 from twinstep.tree import named_leaves

@@ -7,8 +7,9 @@ import pytest
 from bench import DEVICE_COUNTS
 from bench.proof.prove import proof_config
 from shared.config import Config, DType
-from shared.placement.layout import STRATEGIES, layout, make_mesh
-from shared.placement.strategies import read_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import STRATEGIES, read_mesh
 from tests.bench.proof.test_equality import assert_proved, changed
 from tests.small import small_config
 

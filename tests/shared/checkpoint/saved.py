@@ -14,7 +14,7 @@ from shared.checkpoint.writer import Writer
 from shared.config import Config
 from shared.data.batches import Dataset
 from shared.model.state import TrainState
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.twin import Twin
 from tests.runs import TEXT, TWINS
 from tests.small import small_config

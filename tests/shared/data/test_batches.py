@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from shared.data.batches import Dataset
 from shared.model.state import initial_state
-from shared.placement.layout import STRATEGIES, layout, make_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
+from shared.placement.placing import place
+from shared.placement.strategies import STRATEGIES
 from tests.small import small_config
 
 SIZES = st.integers(1, 9), st.integers(1, 6), st.integers(0, 200), st.integers(0, 2**32 - 1)
@@ -88,7 +91,7 @@ def test_the_batch_does_not_depend_on_the_number_of_devices(strategy: str):
     batch = make(config.model.seq_len, config.batch, 100, 0)(3)
     for devices in (1, 8):
         places = layout(config, make_mesh(strategy, devices))
-        placed = places.place(batch, places.batch)
+        placed = place(places, batch, places.batch)
         for name in ("tokens", "targets", "weights", "rows"):
             np.testing.assert_array_equal(getattr(placed, name), getattr(batch, name))
         pieces = {str(shard.index): np.asarray(shard.data) for shard in placed.tokens.addressable_shards}
@@ -103,7 +106,7 @@ def test_placing_copies():
     config = small_config()
     places = layout(config, make_mesh("data_parallel", 1))
     batches = [make(config.model.seq_len, config.batch, 0, 0)(step) for step in range(100)]
-    placed = [places.place(batch, places.batch) for batch in batches]
+    placed = [place(places, batch, places.batch) for batch in batches]
     before = [np.array(batch.tokens) for batch in placed]
     for batch in batches:
         batch.tokens[:] = -1
@@ -126,8 +129,8 @@ def test_placing_a_state_copies():
     """The copy can be donated and the original is still there."""
     config = small_config()
     places = layout(config, make_mesh("data_parallel", 1))
-    state = places.place(initial_state(config, jax.random.key(0)), places.state)
-    copy = places.place(state, places.state)
+    state = place(places, initial_state(config, jax.random.key(0)), places.state)
+    copy = place(places, state, places.state)
     for leaf in jax.tree.leaves(copy):
         leaf.delete()
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))

@@ -15,7 +15,8 @@ from shared.cli.main import main
 from shared.generation.generate import Display, draw, empty_cache, generate, next_tokens
 from shared.model.decoding import Cache, abstract_cache, make_decode
 from shared.model.state import initial_state, make_forward
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
+from shared.placement.placing import place
 from shared.twin import Twin
 from tests.runs import TWINS, train
 from tests.small import small_config
@@ -152,7 +153,7 @@ def test_the_cache_is_placed_and_donated():
     cache = empty_cache(twin)
     assert isinstance(cache, Cache)
     assert cache.keys.sharding.shard_shape(cache.keys.shape)[1] == 2  # 8 rows over 4 devices
-    tokens = twin.plan.layout.place(np.zeros((8, 1), np.int32), twin.plan.layout.batch.tokens)
+    tokens = place(twin.plan.layout, np.zeros((8, 1), np.int32), twin.plan.layout.batch.tokens)
     twin.decode(twin.init(jax.random.key(0)), cache, tokens, np.int32(0))
     assert cache.keys.is_deleted()
 

@@ -6,31 +6,59 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
 
 from bench import TWINS
-from shared.placement.buckets import assign, join, split
-from shared.placement.layout import make_mesh
+from shared.placement.buckets import assign, in_buckets
+from shared.placement.mesh import make_mesh
 from tests.small import small_config
 from twinstep.communication.compiled import collectives, compile_readable
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=8)
+EIGHT = {"min_size": 8, "max_size": 8}
 
 
 @settings(max_examples=50, deadline=None)
-@given(SHAPES, st.lists(st.sampled_from(["float32", "bfloat16"]), min_size=8, max_size=8), st.integers(1, 300))
-def test_a_roundtrip_changes_nothing(shapes: list[list[int]], dtypes: list[str], size: int):
+@given(
+    SHAPES,
+    st.lists(st.sampled_from(["float32", "bfloat16"]), **EIGHT),
+    st.lists(st.sampled_from([(), ("data",), ("data", "fsdp")]), **EIGHT),
+    st.lists(st.sampled_from([P(), P("tensor")]), **EIGHT),
+    st.integers(0, 300),
+)
+def test_every_leaf_is_reduced_over_its_own_axes(shapes: list, dtypes: list, axes: list, specs: list, size: int):
+    """The reduction here multiplies by the number of axes, so that a leaf in a wrong bucket shows."""
     leaves = [
         np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(jnp.dtype(dtype))
         for shape, dtype in zip(shapes, dtypes, strict=False)
     ]
-    tree = {"some": leaves[:2], "others": leaves[2:]}
-    buckets = join(tree, size)
-    back = split(buckets, tree, size)
-    for expected, found in zip(jax.tree.leaves(tree), jax.tree.leaves(back), strict=True):
-        np.testing.assert_array_equal(np.asarray(found), expected, strict=True)
-    for bucket, numbers in zip(buckets, assign(jax.tree.leaves(tree), size), strict=True):
-        assert bucket.ndim == 1
-        assert len(numbers) == 1 or bucket.size * bucket.dtype.itemsize <= size
+    count, calls = len(leaves), []
+
+    def reduce(arrays: list, over: tuple[str, ...]) -> list:
+        calls.append(arrays)
+        return [array * (1 + len(over)) for array in arrays]
+
+    def tree(values: list) -> dict:
+        return {"some": values[:2], "others": values[2:count]}
+
+    found = in_buckets(reduce, tree(leaves), tree(axes), tree(specs), size)
+    ordered = [*zip(leaves[2:], axes[2:], strict=False), *zip(leaves[:2], axes[:2], strict=False)]
+    for (leaf, over), got in zip(ordered, jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), leaf * (1 + len(over) if over else 1), strict=True)
+    for arrays in calls:
+        assert len({array.dtype for array in arrays}) == 1
+        assert size > 0 or all(isinstance(array, np.ndarray) for array in arrays)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=20), st.integers(1, 500))
+def test_buckets_are_full_and_no_fuller(sizes: list[int], limit: int):
+    leaves = [np.zeros(size, np.uint8) for size in sizes]
+    buckets = assign(leaves, list(range(len(leaves))), limit)
+    assert [number for bucket in buckets for number in bucket] == list(range(len(leaves)))
+    filled = [sum(sizes[number] for number in bucket) for bucket in buckets]
+    assert all(total <= limit or len(bucket) == 1 for total, bucket in zip(filled, buckets, strict=True))
+    following = [sizes[bucket[0]] for bucket in buckets[1:]]
+    assert all(total + size > limit for total, size in zip(filled, following, strict=False))
 
 
 @pytest.mark.parametrize(("size", "arrays"), [(0, 23), (1, 23), (10_000, 6), (2**22, 1)])
@@ -43,6 +71,6 @@ def test_the_compiled_step_sends_so_many_arrays(size: int, arrays: int):
     assert len(found) == 1
 
 
-def test_a_negative_size(capsys: pytest.CaptureFixture[str]):
+def test_a_negative_size():
     with pytest.raises(ValueError, match="bucket_bytes is -1; give a size in bytes, or 0 for no buckets"):
         TWINS["explicit"](small_config(bucket_bytes=-1), make_mesh("data_parallel", 1))

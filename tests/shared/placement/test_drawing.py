@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 from shared.placement.drawing import draw, draw_placement, numbers, pieces
-from shared.placement.layout import layout, make_mesh
+from shared.placement.layout import layout
+from shared.placement.mesh import make_mesh
 from tests.small import small_config
 
 

@@ -176,12 +176,14 @@ def test_generation_is_the_same_in_two_processes(tmp_path: Path):
 def test_each_process_reads_only_its_rows():
     script = (
         "import sys, auto_sharding\n"
-        "from shared import runtime\n"
-        "from shared.placement import make_mesh\n"
-        "from shared.processes import Cluster\n"
+        "from shared.runtime import startup\n"
+        "from shared.placement.mesh import make_mesh\n"
+        "from shared.placement.placing import local_rows\n"
+        "from shared.runtime.processes import Cluster\n"
         "from tests.small import small_config\n"
-        "_, devices = runtime.start_all(Cluster(sys.argv[2], int(sys.argv[4]), int(sys.argv[6])), 4)\n"
-        "rows = auto_sharding.build(small_config(), make_mesh('data_parallel', devices)).plan.layout.local_rows(8)\n"
+        "_, devices = startup.start_all(Cluster(sys.argv[2], int(sys.argv[4]), int(sys.argv[6])), 4)\n"
+        "twin = auto_sharding.build(small_config(), make_mesh('data_parallel', devices))\n"
+        "rows = local_rows(twin.plan.layout, 8)\n"
         "print('rows', rows.start, rows.stop)\n"
     )
     started = start(["-c", script], processes=2)

@@ -10,7 +10,7 @@ import pytest
 from bench import TWINS
 from shared.data.batches import Batch, Dataset
 from shared.model.state import TrainState
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from shared.training.loop import Clock, evaluate, train
 from tests.small import small_config
 

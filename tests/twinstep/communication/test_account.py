@@ -16,7 +16,8 @@ from bench.ledger import microbench, one_step
 from bench.ledger.microbench import KINDS, fit, measure, put_in
 from bench.ledger.one_step import LedgerCommand
 from bench.proof.prove import proof_config
-from shared.placement.layout import STRATEGIES, make_mesh
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import STRATEGIES
 from tests.small import small_config
 from twinstep.communication.account import Collective, Operand, matched, sent, totals
 from twinstep.communication.compiled import collectives, compile_readable

@@ -14,8 +14,9 @@ from bench import TWINS
 from bench.proof.prove import proof_config
 from bench.timing.compute_only import compile_compute_only
 from shared.config import Config
-from shared.placement.layout import STRATEGIES, make_mesh
-from shared.placement.strategies import degrees_of
+from shared.placement.mesh import make_mesh
+from shared.placement.strategies import STRATEGIES, degrees_of
+from shared.placement.traffic import predicted_traffic
 from twinstep.communication.account import totals
 from twinstep.communication.compiled import collectives, compile_readable
 
@@ -31,7 +32,7 @@ def sent(config: Config, name: str, devices: int) -> dict[tuple[str, tuple[str, 
 
 def expected(config: Config, name: str, devices: int) -> dict[tuple[str, tuple[str, ...]], int]:
     """What the strategy table predicts."""
-    predicted = STRATEGIES[config.strategy].traffic(config, degrees_of(config, devices), name)
+    predicted = predicted_traffic(config, degrees_of(config, devices), name)
     assert predicted is not None
     return totals(predicted)
 
@@ -79,8 +80,7 @@ def test_microbatches_gather_parameters_anew():
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_auto_twin_sends_what_is_predicted_where_it_is(strategy: str):
     config = proof_config("float32", strategy)
-    row = STRATEGIES[strategy]
-    predicted = row.traffic(config, row.mesh_shape(8), "auto")
+    predicted = predicted_traffic(config, STRATEGIES[strategy].mesh_shape(8), "auto")
     assert (predicted is not None) == (strategy in ("data_parallel", "tensor_parallel", "ulysses"))
     if predicted is not None:
         assert sent(config, "auto", 8) == expected(config, "auto", 8)
@@ -239,5 +239,5 @@ def test_in_a_loop_over_layers_the_auto_twin_reduces_in_every_turn():
         twin = build(config, make_mesh(config.strategy, 8))
         found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
         runs[name] = sum(c.count or 0 for c in found)
-        assert totals(found) == totals(STRATEGIES[config.strategy].traffic(config, {"data": 8}, name))
+        assert totals(found) == totals(predicted_traffic(config, {"data": 8}, name))
     assert runs == {"auto": 1 + config.model.layers, "explicit": 1}

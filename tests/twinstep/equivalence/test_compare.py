@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from bench.proof.prove import proof_batch, proof_config
 from shared.model.state import abstract_state, initial_state
-from shared.placement.layout import make_mesh
+from shared.placement.mesh import make_mesh
 from twinstep.equivalence.compare import assert_equivalent, compare, compare_results
 from twinstep.equivalence.replicas import differing_replicas
 from twinstep.equivalence.tolerance import Work, tolerance, work_behind
