@@ -11,13 +11,16 @@ from shared.cli.main import one_line_errors, parse
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
     "bugs": (bugs.BugsCommand, bugs.run),
-    "kinds": (microbench.KindsCommand, microbench.run),
     "ledger": (one_step.LedgerCommand, one_step.run),
     "strategies": (all_strategies.StrategiesCommand, all_strategies.run),
+    "microbench": (microbench.MicrobenchCommand, microbench.run),
     "processes": (multiprocess.ProcessesCommand, multiprocess.run),
 }
+FORMER_NAMES = {"kinds": "microbench"}
+"""Of commands, which scripts may have."""
 
 if __name__ == "__main__":
     with one_line_errors():
-        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench")
+        arguments = [FORMER_NAMES.get(argument, argument) for argument in sys.argv[1:2]] + sys.argv[2:]
+        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench", arguments)
         sys.exit(next(run for kind, run in COMMANDS.values() if kind is type(command))(command))

@@ -1,4 +1,4 @@
-"""The training step on one device: no mesh, no placement, nothing to send. The truth that both twins are held to.
+"""The training step on one device: no mesh, no placement, nothing to send. The reference for both twins.
 
 It shares the model, the loss and the optimizer with the twins, and writes out the rest, so that it can disagree.
 Compiled functions take arrays from anywhere and return theirs on the default device.

@@ -42,20 +42,20 @@ class CompareCommand:
 
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     rounds: int = 6
-    """Rounds in which all steps are timed in turns."""
+    """Rounds of interleaved timing of all steps."""
     json: Path | None = None
     """File for all that was found, as JSON."""
 
 
-def measure(config: Config, counts: Sequence[int], rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Time all timed_steps on each number of devices, all in turns: the measured fields of each Row."""
+def time_steps(config: Config, counts: Sequence[int], rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Time all steps on each number of devices, interleaved: the measured fields of each Row."""
     timed_steps = {}
     for devices, name in itertools.product(counts, TIMED_STEPS):
         if devices == 1 and name == "compute only":
             continue  # one device sends nothing anyway
         say(f"compiling the timed step: {name} on {devices}")
         timed_steps[devices, name] = timed_step(name, config, devices)
-    say(f"timing {len(timed_steps)} steps in turns")
+    say(f"timing {len(timed_steps)} steps, interleaved")
     seconds = interleaved(timed_steps, rounds)
     found = []
     for devices in counts:
@@ -91,7 +91,7 @@ def prove_tiers(
 
 
 def run(command: CompareCommand) -> int:
-    """Compare, print, and return the exit code: 0 if every row is equal within the tolerance, 1 if one is not."""
+    """Compare, print, and return the exit code: 0 if every row is equal and sends what is predicted, 1 otherwise."""
     config = command.config
     check(command.rounds >= 1, f"rounds is {command.rounds}; give at least 1")
     found = startup.start(DEVICE_COUNTS[-1], float64="float64" in (config.model.dtype, config.model.param_dtype))
@@ -99,14 +99,16 @@ def run(command: CompareCommand) -> int:
     counts = device_counts(found.devices)
     if config.mesh:
         counts = counts[-1:]
-    places = layout(config, make_mesh(config.strategy, counts[-1], config.mesh))  # says now what cannot work
+    places = layout(
+        config, make_mesh(config.strategy, counts[-1], config.mesh)
+    )  # fail early on sizes that do not divide
     timed_batch(config)
     file = open_output(command.json, "--json") if command.json else None
 
     with console.status("starting") as status:
         say = functools.partial(progress, console, status)
         proofs = prove_tiers(config.strategy, config.mesh, counts, say)
-        measured = measure(config, counts, command.rounds, say)
+        measured = time_steps(config, counts, command.rounds, say)
     rows = [Row(devices, proofs[devices], **values) for devices, values in zip(counts, measured, strict=True)]
     console.print(found.describe())
     draw_placement(console, config, places)
@@ -114,7 +116,7 @@ def run(command: CompareCommand) -> int:
     if file:
         with file:
             json.dump(as_data(rows, found, config), file, indent=2)
-    return 0 if all(row.equal for row in rows) else 1
+    return 0 if all(row.equal and row.as_predicted for row in rows) else 1
 
 
 def progress(console: Console, status: Any, message: str) -> None:
@@ -145,6 +147,7 @@ def as_data(rows: Sequence[Row], found: startup.Runtime, config: Config) -> dict
             {
                 "devices": row.devices,
                 "equal": row.equal,
+                "as_predicted": row.as_predicted,
                 "proofs": {
                     dtype: {pair: proof(report) for pair, report in pairs.items()}
                     for dtype, pairs in row.proofs.items()

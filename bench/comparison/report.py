@@ -40,6 +40,11 @@ class Row:
     def equal(self) -> bool:
         return all(report.equal for pairs in self.proofs.values() for report in pairs.values())
 
+    @property
+    def as_predicted(self) -> bool:
+        """Whether both programs send what is predicted of them, where something is."""
+        return all(self.book.kept.values())
+
 
 def print_report(console: Console, rows: Sequence[Row], config: Config, proof: Config) -> None:
     """The table, one column for each number of devices, and what its figures mean."""
@@ -53,7 +58,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     table.add_row("[bold]collectives of a step")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(kinds(row.book.compiled[name]) for row in rows))
-    table.add_row("[bold]bytes a device puts in")
+    table.add_row("[bold]input bytes of a device")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.book.compiled[name]):,}" for row in rows))
     for name in ("auto", "explicit"):
@@ -71,7 +76,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
     table.add_row("[bold]share of communication")
     for name in ("auto", "explicit"):
         table.add_row(f"  {name}", *(share(row.communication_share[name], row.devices) for row in rows))
-    table.add_row("[bold]verdict", *("[green]equal" if row.equal else "[red]NOT EQUAL" for row in rows))
+    table.add_row("[bold]verdict", *(verdict(row) for row in rows))
     console.print()
     console.print(table)
     console.print(f"\n[bold]who communicates, on {rows[-1].devices} devices")
@@ -85,6 +90,12 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
                     console.print(f"\n{row.devices} devices, {tier}, {pair}: {report}", markup=False)
 
 
+def verdict(row: Row) -> str:
+    if not row.equal:
+        return "[red]NOT EQUAL"
+    return "[green]equal" if row.as_predicted else "[red]equal, but NOT AS PREDICTED"
+
+
 def add_differences(table: Table, rows: Sequence[Row], dtype: str) -> None:
     """How far apart the steps are when they compute in this type, and how far they may be."""
     table.add_row(f"[bold]largest difference, {dtype}")
@@ -92,7 +103,7 @@ def add_differences(table: Table, rows: Sequence[Row], dtype: str) -> None:
         if leaves(rows[0], dtype, group):
             table.add_row(f"  {group}", *(difference(row, dtype, group) for row in rows))
     table.add_row("  worst gradient", *(worst_gradient(row, dtype) for row in rows))
-    table.add_row("  tolerance", *(f"{tolerance(row, dtype):.1e}" for row in rows))
+    table.add_row("  tolerance", *(f"{gradient_tolerance(row, dtype):.1e}" for row in rows))
     table.add_row("  budget used", *(budget(row, dtype) for row in rows))
 
 
@@ -130,7 +141,7 @@ def worst_gradient(row: Row, dtype: str) -> str:
     return worst.name.removeprefix("gradients.").removeprefix("blocks.")
 
 
-def tolerance(row: Row, dtype: str) -> float:
+def gradient_tolerance(row: Row, dtype: str) -> float:
     return max(leaf.tolerance for leaf in leaves(row, dtype, "gradients"))
 
 
@@ -159,7 +170,7 @@ def kinds(sends: Sequence[Collective]) -> str:
 
 
 def print_budgets(console: Console, row: Row) -> None:
-    """How much of what it may be wrong by each gradient used, the worst of all pairs of steps."""
+    """Error over tolerance per gradient leaf, worst pair of steps."""
     types = [tier for tier in ("float64", "float32", "bfloat16") if tier in row.proofs]
     table = Table("gradient", *types, box=None, pad_edge=False)
     used: dict[str, dict[str, float]] = {}
@@ -188,7 +199,7 @@ relative to each leaf's norm. The model has {small.layers} layers, width {small.
 with dropout, masked tokens, clipping, a step of SGD.
 Tolerances and tiers: docs/proof.md. `python -m bench bugs` shows what they catch.
 Times: {model.layers} layers, width {model.d_model}, window {model.seq_len}, batch {config.batch}, \
-{config.optimizer.optimizer}, {model.dtype}. All steps ran in turns. Explicit / auto and share are medians
+{config.optimizer.optimizer}, {model.dtype}. All steps ran interleaved. Explicit / auto and share are medians
 over the rounds, and a few percent of them are noise; the same collectives should cost the same, 0.90 to 1.15.
 Share of communication: what a step takes beyond the explicit step with its collectives made local.""" + (
         simulated if jax.default_backend() == "cpu" else ""

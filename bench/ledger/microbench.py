@@ -1,4 +1,4 @@
-"""`python -m bench kinds`: what each kind of collective costs on this machine, by size.
+"""`python -m bench microbench`: what each kind of collective costs on this machine, by size.
 
 Every kind is timed from 1 KiB to 16 MiB, over the devices of this process and between two processes, and a straight
 line is fitted: time = latency + bytes sent / bandwidth. Sizes and bandwidths are in the terms of nccl-tests
@@ -133,7 +133,7 @@ def fit(kind: str, devices: int, seconds: Mapping[int, float]) -> tuple[float, f
 
 
 @dataclass(frozen=True)
-class KindsCommand:
+class MicrobenchCommand:
     """Time every kind of collective by size, in this process and between processes."""
 
     cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
@@ -143,7 +143,7 @@ class KindsCommand:
     """File for all that was found, as JSON."""
 
 
-def run(command: KindsCommand) -> int:
+def run(command: MicrobenchCommand) -> int:
     """Measure here, then between two processes (or --processes); or be one of those. Prints a table for each."""
     alone = (
         command.cluster.coordinator is None and not command.cluster.distributed and processes.launched_processes() == 1
@@ -163,7 +163,7 @@ def run(command: KindsCommand) -> int:
     if alone:
         with tempfile.TemporaryDirectory() as folder:
             between = Path(folder) / "between.json"
-            together = ["-m", "bench", "kinds", "--json", str(between)]
+            together = ["-m", "bench", "microbench", "--json", str(between)]
             print("\n" + run_together(together, command.cluster.processes or 2), end="")
             data += json.loads(between.read_text())
     if file:

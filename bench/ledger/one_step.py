@@ -32,7 +32,7 @@ from twinstep.communication.account import Collective
 STEPS = 5
 """Steps in a profile."""
 SIZES = tuple(2**power for power in range(12, 25, 4))
-"""Sizes at which the cost of a kind is measured here; `python -m bench kinds` takes more."""
+"""Sizes at which the cost of a kind is measured here; `python -m bench microbench` takes more."""
 OPERATIONS = {
     "all_reduce": re.compile("all.reduce|psum|pmean|pmax"),
     "all_gather": re.compile("all.gather"),

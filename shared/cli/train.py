@@ -19,7 +19,7 @@ from shared.data.corpus import CORPORA, read_corpus, read_file, split
 from shared.model.state import TrainState
 from shared.placement.drawing import draw_placement
 from shared.placement.mesh import make_mesh
-from shared.placement.strategies import describe, label
+from shared.placement.strategies import label, summary
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster, StopSignals
 from shared.training.loop import Action, evaluate, every, train
@@ -90,7 +90,7 @@ def run_train(build: Callable[..., Twin], program: str, command: TrainCommand) -
         console.print(found.describe())
         console.print(
             f"{program}: {label(config)} over {dict(twin.mesh.shape)}, "
-            f"{describe(config)}; "
+            f"{summary(config)}; "
             f"{dataset.text.size:,} bytes to train on, {dataset.batches_per_epoch} batches an epoch"
         )
         for note in notes:

@@ -1,7 +1,7 @@
-"""The model with a memory: logits of further tokens, given the attention keys and values of those before.
+"""The model with a KV cache: logits of further tokens, given the attention keys and values of those before.
 
 This is the fast path of generation. One new token costs the work of one token, where `Transformer.__call__` would
-compute all of them again. tests/shared/generation/test_generate.py holds it to the full forward pass at every position.
+compute all of them again. tests/shared/generation/test_generate.py compares both at every position.
 
 Sizes in names as in shared/model/transformer.py; S is the number of further tokens.
 """
@@ -63,7 +63,7 @@ def decode_block(block: Block, cache: Cache, x_BSD: Array, start: Array) -> tupl
         values=lax.dynamic_update_slice_in_dim(cache.values, attention.value(normed_BSD), start, axis=1),
     )
     x_BSD = x_BSD + attention.out(cached_attention(attention.query(normed_BSD), cache, start))
-    return x_BSD + block.exchange(block.feed_forward, block.norm_feed_forward(x_BSD)), cache
+    return x_BSD + block.feed_forward(block.norm_feed_forward(x_BSD)), cache
 
 
 def cached_attention(query_BSHK: Array, cache: Cache, start: Array) -> Array:

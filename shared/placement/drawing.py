@@ -17,7 +17,7 @@ from twinstep.tree import named_leaves
 
 
 def draw_placement(console: Console, config: Config, layout: Layout) -> None:
-    """Draw batch, parameters and optimizer state: arrays that are split alike share a drawing, that of the largest."""
+    """Draw batch, parameters and optimizer state: of arrays with the same sharding the largest."""
     state = layout.shapes(abstract_state(config), layout.state)
     batch = layout.shapes(abstract_batch(config), layout.batch)
     console.print(f"\n[bold]where arrays live on a mesh of {dict(layout.mesh.shape)}")
@@ -41,13 +41,13 @@ def heading(title: str, leaves: Mapping[str, Any]) -> str:
 def draw(array: Any) -> RenderableType:
     """An array, or a shape with a NamedSharding, as a grid of its pieces with the devices that hold each.
 
-    Only dimensions that are split appear: the last of them across, the one before it down, and a grid for each
+    Only dimensions that are sharded appear: the last of them across, the one before it down, and a grid for each
     combination of pieces of the others.
     """
     holders = pieces(array)
     split = [dimension for dimension, ends in enumerate(zip(*holders, strict=True)) if len(set(ends)) > 1]
     if not split:
-        return f"  whole on every device ({numbers(next(iter(holders.values())))})"
+        return f"  replicated on every device ({numbers(next(iter(holders.values())))})"
     *outer, down, across = [None, *split][-2:] if len(split) < 2 else split
     some_piece = next(iter(holders))
 

@@ -32,7 +32,7 @@ class Layout:
     state: TrainState
     """Of PartitionSpecs."""
     updated: Any
-    """PartitionSpecs of the parameters while the optimizer updates them: those of its own copies."""
+    """PartitionSpecs of the parameters while the optimizer updates them: those of the optimizer state."""
     batch: Batch
     """A Batch of PartitionSpecs."""
     cache: Cache
@@ -64,7 +64,7 @@ class Layout:
 
     @cached_property
     def outer(self) -> Any:
-        """PartitionSpecs of the parameters, of which those of the blocks are passed over."""
+        """PartitionSpecs of the parameters outside the blocks; P() for those of the blocks."""
         return jax.tree_util.tree_map_with_path(
             lambda path, spec: P() if leaf_name(path).startswith("blocks") else spec, self.state.params
         )
@@ -98,15 +98,15 @@ class Layout:
 
 
 def layout(config: Config, mesh: Mesh) -> Layout:
-    """Where the state and the batches of this configuration live on this mesh.
+    """Every sharding of this configuration on this mesh.
 
-    Raises ValueError for a configuration that cannot work, or sizes that the axes they are split over do not divide.
+    Raises ValueError for a configuration that cannot work, or sizes that the axes they are sharded over do not divide.
     """
     validate(config)
     strategy, degrees = find_strategy(config.strategy), mesh.shape
     if config.mesh:
         asked = read_mesh(config.mesh, mesh.size)
-        check(asked == degrees, f"mesh={config.mesh} is asked for, but the mesh made is {dict(degrees)}")
+        check(asked == degrees, f"mesh={config.mesh} is configured, but the mesh is {dict(degrees)}")
     check_sizes(config, strategy, degrees)
 
     def specs(tree: Any, optimizer: bool = False) -> Any:
@@ -135,7 +135,7 @@ def layout(config: Config, mesh: Mesh) -> Layout:
 
 
 def constrained(mesh: Mesh, x: Any, spec: P) -> Any:
-    """The array, with the request to the compiler that it live as the spec says."""
+    """The array, constrained to this sharding: a request to the compiler."""
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 

@@ -16,14 +16,14 @@ def make_mesh(strategy: str, devices: Sequence[jax.Device] | int, degrees: str =
 
     The axes are `Auto` ones, by name: `jax.make_mesh` alone would make `Explicit` ones. Under `jit` the compiler
     then decides about communication, and `shard_map` turns them into manual ones, where it decides nothing.
-    Raises ValueError if there are fewer devices than that, or degrees whose product is another number.
+    Raises ValueError if there are fewer devices than that, or degrees with another product.
     """
     if isinstance(devices, int):
         there = jax.devices()
         check(devices >= 1, f"devices is {devices}; give at least 1")
         check(
             devices <= len(there),
-            f"{devices} devices asked for, but there are {len(there)} ({there[0].platform}); "
+            f"{devices} devices are needed, but there are {len(there)} ({there[0].platform}); "
             f"give --devices {len(there)} or fewer",
         )
         devices = there[:devices]

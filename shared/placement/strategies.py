@@ -1,9 +1,9 @@
-"""The strategy table: mesh axes and degrees, what is split over which axis, and the communication to expect.
+"""The strategy table: mesh axes, their degrees, and what is sharded over each.
 
-One set of rules says how everything is split, over axes that a mesh may have: `data` (rows of the batch), `fsdp` (rows
-of the batch, and the parameters), `context` (the sequence) and `tensor` (heads, hidden units and vocabulary). An axis
-that a mesh does not have splits nothing, so every mixture follows from the same rules. Tests, benchmarks, command line
-and docs read this table.
+One set of rules gives every sharding, over axes that a mesh may have: `data` (rows of the batch), `fsdp` (rows of the
+batch, and the parameters), `context` (the sequence) and `tensor` (heads, d_ff and vocabulary). An axis that a mesh does
+not have shards nothing, so every hybrid follows from the same rules. Tests, benchmarks, command line and docs read this
+table.
 """
 
 import math
@@ -21,9 +21,9 @@ AXES = {
     "data": "rows of the batch",
     "fsdp": "rows of the batch, and the parameters",
     "context": "the sequence",
-    "tensor": "heads, hidden units and vocabulary",
+    "tensor": "heads, d_ff and vocabulary",
 }
-"""All mesh axes with what they split, outermost first: devices along the last are nearest, and talk most."""
+"""All mesh axes with what they shard, outermost first: devices along the last communicate most, and are nearest."""
 
 PARAMETERS = (
     (r"attention\.(query|key|value)\.kernel$", P(None, "fsdp", "tensor")),  # (L, D, H, K)
@@ -37,8 +37,10 @@ PARAMETERS = (
     (r"norm\.(scale|bias)$", P("fsdp")),  # (D,)
     (r"output\.kernel$", P("fsdp", "tensor")),  # (D, V)
 )
-"""Patterns of parameter paths and how the first that matches splits the leaf; others are replicated. The optimizer's
-copies of a parameter have its path in theirs, and so its split."""
+"""Patterns of parameter paths, with the PartitionSpec of the first that matches; other leaves are replicated.
+
+The optimizer's copies of a parameter have its path in theirs, and so its spec. (Not Flax's `nnx.with_partitioning`:
+traffic formulas and docs need the rules as data, without a model.)"""
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,22 @@ class Strategy:
     mesh_shape: Callable[[int], Mapping[str, int]]
     """Number of devices to the mesh: size of each axis, outermost first."""
     attention: Literal["ring", "ulysses"] = "ring"
-    """How attention sees the whole sequence where `context` splits it."""
+    """How attention sees the whole sequence where `context` shards it."""
     sequence_parallel: bool = False
-    """Whether `tensor` also splits the sequence of the residual stream, norms and dropout (Korthikanti et al. 2022)."""
+    """Whether `tensor` also shards the sequence of the residual stream, norms and dropout (Korthikanti et al. 2022)."""
     shard_optimizer: bool = False
-    """Whether `data` splits the optimizer state (Rajbhandari et al. 2020, stage 1)."""
+    """Whether `data` shards the optimizer state (Rajbhandari et al. 2020, stage 1)."""
 
     def tokens(self, residual: bool = False) -> P:
-        """Sharding of (example, position); residual: those of the residual stream."""
+        """Spec of (example, position); residual: of the residual stream."""
         return P(("data", "fsdp"), ("context", "tensor") if residual and self.sequence_parallel else "context")
 
     def batch_devices(self, degrees: Mapping[str, int]) -> int:
-        """Pieces into which these degrees split the examples of a batch."""
+        """Number of shards of a batch's rows for these degrees."""
         return math.prod(degrees.get(axis, 1) for axis in sharded_axes(P(self.tokens()[0])))
 
     def leaf_spec(self, name: str, optimizer: bool = False) -> P:
-        """How the parameter of this path, or the optimizer's copy of it, is split."""
+        """Spec of the parameter with this path, or of the optimizer's copy of it."""
         spec = next((spec for pattern, spec in PARAMETERS if re.search(pattern, name)), P())
         if optimizer and self.shard_optimizer:
             return P(*(("fsdp", "data") if entry == "fsdp" else entry for entry in spec))
@@ -100,24 +102,24 @@ STRATEGIES: Mapping[str, Strategy] = {
         mesh_shape=lambda devices: {"data": devices},
     ),
     "zero_1": Strategy(
-        summary="as data_parallel, but every device has its own piece of the optimizer state",
+        summary="as data_parallel, with the optimizer state sharded",
         mesh_shape=lambda devices: {"data": devices},
         shard_optimizer=True,
     ),
     "fsdp": Strategy(
-        summary="every device has its own piece of parameters and optimizer state, and its own rows of the batch",
+        summary="parameters and optimizer state sharded, every device has its own rows of the batch",
         mesh_shape=lambda devices: {"fsdp": devices},
     ),
     "hsdp": Strategy(
-        summary="fsdp inside of two groups of devices, and data_parallel between them",
+        summary="fsdp inside each of two groups of devices, data_parallel between them",
         mesh_shape=two_groups,
     ),
     "tensor_parallel": Strategy(
-        summary="every device has its own heads, hidden units and tokens of the vocabulary, and the whole batch",
+        summary="every device has its own heads, units of d_ff and entries of the vocabulary, and the whole batch",
         mesh_shape=lambda devices: {"tensor": devices},
     ),
     "sequence_parallel": Strategy(
-        summary="as tensor_parallel, but between the products every device has its own part of the sequence",
+        summary="as tensor_parallel, with the sequence sharded between the matmuls",
         mesh_shape=lambda devices: {"tensor": devices},
         sequence_parallel=True,
     ),
@@ -126,7 +128,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         mesh_shape=lambda devices: {"context": devices},
     ),
     "ulysses": Strategy(
-        summary="as context_parallel, but in attention every device has whole sequences of its own heads",
+        summary="as context_parallel, but attention has whole sequences of a device's own heads",
         mesh_shape=lambda devices: {"context": devices},
         attention="ulysses",
     ),
@@ -154,15 +156,19 @@ def degrees_of(config: Config, devices: int) -> Mapping[str, int]:
 
 
 def label(config: Config) -> str:
-    """What to call the strategy of a run, whose mesh may be another than the strategy's own."""
-    return "fsdp_context_tensor" if config.mesh and config.strategy == "data_parallel" else config.strategy
+    """What to call the strategy of a run, whose mesh may differ from the strategy's own: then by its axes."""
+    name = ALIASES.get(config.strategy, config.strategy)
+    if not config.mesh:
+        return name
+    axes = " x ".join(read_degrees(config.mesh))
+    return axes if name == "data_parallel" else f"{name} over {axes}"
 
 
-def describe(config: Config) -> str:
-    """The summary of the strategy, or what the axes of the mesh split that is given in its place."""
+def summary(config: Config) -> str:
+    """The summary of the strategy, or what each axis shards of the mesh that is given in its place."""
     if not config.mesh:
         return find_strategy(config.strategy).summary
-    return ", ".join(f"{axis} splits {what}" for axis, what in AXES.items() if f"{axis}=" in config.mesh)
+    return ", ".join(f"{axis} shards {AXES[axis]}" for axis in read_degrees(config.mesh))
 
 
 def read_degrees(text: str) -> dict[str, int]:
@@ -181,7 +187,7 @@ def read_degrees(text: str) -> dict[str, int]:
 
 
 def read_mesh(text: str, devices: int) -> dict[str, int]:
-    """The same, for so many devices. Raises ValueError as well for degrees whose product is another number."""
+    """The same, for so many devices. Raises ValueError as well for degrees with another product."""
     found = read_degrees(text)
     product = math.prod(found.values())
     check(

@@ -40,7 +40,7 @@ def test_compare_end_to_end(quick: None, tmp_path: Path, capsys: pytest.CaptureF
         "verdict",
         "equal",
         "tokens [8, 8]",
-        "whole on every device",
+        "replicated on every device",
     ):
         assert expected in printed
     data = json.loads(path.read_text())

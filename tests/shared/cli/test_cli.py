@@ -62,7 +62,7 @@ def test_both_twins_train_and_print_the_same_losses(tmp_path: Path):
 def test_more_devices_than_exist():
     done = run("explicit_shardmap", "train", *SMALL, "--devices", "4", JAX_NUM_CPU_DEVICES="2")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: 4 devices asked for, but there are 2 (cpu); give --devices 2 or fewer\n"
+    assert done.stderr == "error: 4 devices are needed, but there are 2 (cpu); give --devices 2 or fewer\n"
 
 
 ERRORS = {

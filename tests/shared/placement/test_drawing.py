@@ -24,8 +24,8 @@ def printed(shape: tuple[int, ...], spec: P) -> list[str]:
 
 
 DRAWINGS = {
-    "scalar": ((), P(), ["whole on every device (0-7)"]),
-    "replicated": ((4, 4), P(), ["whole on every device (0-7)"]),
+    "scalar": ((), P(), ["replicated on every device (0-7)"]),
+    "replicated": ((4, 4), P(), ["replicated on every device (0-7)"]),
     "rank 1": ((8,), P("c"), ["dim 0 0:4 4:8", "device 0, 2, 4, 6 1, 3, 5, 7"]),
     "rank 2, two axes in one dimension": (
         (4, 8),
@@ -72,6 +72,6 @@ def test_placement_of_a_run():
         "2:4",
         "parameters: 21 arrays",
         "optimizer state: 44 arrays",
-        "whole on every device (0-3)",
+        "replicated on every device (0-3)",
     ):
         assert part in file.getvalue()
