@@ -6,16 +6,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+import explicit_shardmap
+from bench import TWINS
 from bench.comparison import compare
 from bench.comparison.compare import CompareCommand
-from bench.proof import programs, prove
+from bench.proof import prove
 from bench.proof.programs import compiled_together
 from bench.timing.timed_step import TimedStep, interleaved, ratio
+from shared.config import Config
+from shared.placement.traffic import predicted_traffic
+from shared.twin import Twin
 from tests.runs import COMPILED_ONCE
 from tests.small import small_config
 
@@ -70,22 +76,37 @@ def test_a_difference_is_shown_and_is_the_exit_code(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """A factor of 1.001 in the gradients of one twin."""
-    honest = programs.Programs.observe
-    calls = []
 
-    def every_fifth(*arguments):
-        calls.append(arguments)
-        seen = honest(*arguments)
-        if len(calls) == 5:  # oracle, single, auto and again, explicit
-            seen["gradients"] = jax.tree.map(lambda leaf: leaf * 1.001, seen["gradients"])
-        return seen
+    def wrong(*arguments: Any) -> Twin:
+        twin = explicit_shardmap.build(*arguments)
 
-    monkeypatch.setattr(programs.Programs, "observe", every_fifth)
+        def loss_and_grads(*arguments: Any) -> Any:
+            loss, gradients, tokens = twin.loss_and_grads(*arguments)
+            return loss, jax.tree.map(lambda leaf: leaf * 1.001, gradients), tokens
+
+        return dataclasses.replace(twin, loss_and_grads=jax.jit(loss_and_grads))
+
+    monkeypatch.setitem(TWINS, "explicit", wrong)
     monkeypatch.setattr(compare, "trajectories", lambda *arguments: {})
     assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
     printed = capsys.readouterr().out
     assert "NOT EQUAL" in printed
     assert "gradients: 1.001 times the reference" in printed
+
+
+def test_a_wrong_ledger_is_the_exit_code(
+    quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Steps that are equal, but of which one sends more than the strategy table predicts."""
+    honest = predicted_traffic
+
+    def too_little(config: Config, degrees: Any, twin: str) -> Any:
+        return [entry._replace(bytes=entry.bytes - 4 * (twin == "auto")) for entry in honest(config, degrees, twin)]
+
+    monkeypatch.setattr("bench.ledger.report.predicted_traffic", too_little)
+    monkeypatch.setattr(compare, "prove_tiers", lambda *arguments: {2: {}})
+    assert compare.run(CompareCommand(config=small_config(), rounds=1)) == 1
+    assert "NOT AS PREDICTED" in capsys.readouterr().out
 
 
 def test_errors_come_before_the_work(tmp_path: Path):
@@ -138,4 +159,6 @@ def test_processes_end_to_end(tmp_path: Path):
     assert len(sent) == 1
     losses = [row["loss"] for name, row in rows.items() if name != "explicit, sending nothing"]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
-    assert rows["explicit, sending nothing"]["over_sending_nothing"] == 1
+    bare = rows["explicit, sending nothing"]["seconds"]
+    for row in rows.values():  # in a single round, the ratio within it is that of the fastest
+        assert row["over_sending_nothing"] == pytest.approx(row["seconds"] / bare)
