@@ -1,6 +1,6 @@
 """Every size and choice of a run, as frozen dataclasses. The command line is made from them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import tyro
@@ -76,6 +76,11 @@ class Config:
     bucket_bytes: int = 4 * 2**20
     """The explicit twin joins gradients into arrays of about this size before it reduces them; 0 reduces each by
     itself."""
+
+
+def without_placement(config: Config) -> Config:
+    """The same computation on one device: with defaults for the fields that say how a step is spread over devices."""
+    return replace(config, strategy="data_parallel", mesh="", microbatches=1, bucket_bytes=Config.bucket_bytes)
 
 
 class InputError(ValueError):

@@ -22,7 +22,7 @@ from bench import DEVICE_COUNTS, TWINS
 from bench.proof.programs import Programs, compiled, compiled_together, computing_in
 from bench.proof.suspects import context_suspects, suspects, tensor_suspects
 from shared import single_device
-from shared.config import Config, DType, ModelConfig, OptimizerConfig
+from shared.config import Config, DType, ModelConfig, OptimizerConfig, without_placement
 from shared.data.batches import Batch, Dataset
 from shared.model.state import TrainState, abstract_state, initial_state
 from shared.model.transformer import Seams
@@ -86,7 +86,8 @@ def proof_state(config: Config) -> TrainState:
     with jax.enable_x64(False):
         single = dataclasses.replace(config.model, dtype="float32", param_dtype="float32")
         drawn = jax.device_get(initial_state(dataclasses.replace(config, model=single), jax.random.key(config.seed)))
-    return jax.tree.map(cast_like, drawn, abstract_state(config))
+    with computing_in(config.model.dtype):
+        return jax.tree.map(cast_like, drawn, abstract_state(config))
 
 
 def cast_like(leaf: Any, like: Any) -> Any:
@@ -104,8 +105,6 @@ class Truth:
     results: Mapping[str, Any]
     """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (float64: the
     oracle is that)."""
-    alone: Callable[..., dict[str, Any]]
-    """What the single-device step makes of another batch, with other seams and changed parameters if they are given."""
 
     def compare(self, results: Mapping[str, Any], pair: tuple[str, str], **options: Any) -> Report:
         """Two of these results, by the rule for this configuration."""
@@ -115,49 +114,44 @@ class Truth:
 
     def suspects(self, mesh: Mesh) -> list[Suspect]:
         """What may have gone wrong on this mesh."""
+
+        def alone(batch: Batch, seams: Seams = Seams(), change: Callable[[Any], Any] = lambda params: params) -> Any:
+            state = dataclasses.replace(self.state, params=change(self.state.params))
+            return run_single(self.config, state, batch, seams)
+
+        rows = find_strategy(self.config.strategy).batch_devices(mesh.shape)
+        before = proof_dataset(self.config)(1)
         return [
-            *suspects(
-                self.config,
-                self.state,
-                self.batch,
-                find_strategy(self.config.strategy).batch_devices(mesh.shape),
-                self.alone,
-                proof_dataset(self.config)(1),
-            ),
-            *context_suspects(self.batch, mesh.shape.get("context", 1), self.alone),
-            *tensor_suspects(self.batch, mesh.shape.get("tensor", 1), self.alone),
+            *suspects(self.config, self.state, self.batch, rows, alone, before),
+            *context_suspects(self.batch, mesh.shape.get("context", 1), alone),
+            *tensor_suspects(self.batch, mesh.shape.get("tensor", 1), alone),
         ]
 
 
 def truth(config: Config) -> Truth:
     """Run the single-device step in float64, and in the configuration's own type."""
-    batch = proof_batch(config)
     exact = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="float64", param_dtype="float64"))
-
-    def single(form: Config) -> tuple[TrainState, Callable[..., dict[str, Any]]]:
-        @functools.cache
-        def programs(seams: Seams) -> Programs:
-            return compiled_together(single_device.build(form, seams), state, batch)
-
-        def alone(
-            batch: Batch, seams: Seams = Seams(), change: Callable[[Any], Any] = lambda params: params
-        ) -> dict[str, Any]:
-            with computing_in(form.model.dtype):
-                begin = dataclasses.replace(state, params=change(state.params))
-                return jax.device_get(programs(seams).observe(begin, batch, lambda state: state))
-
-        with computing_in(form.model.dtype):
-            state = proof_state(form)
-        return state, alone
-
-    state, alone = single(exact)
-    oracle = alone(batch)
+    batch = proof_batch(config)
+    oracle = run_single(exact, proof_state(exact), batch)
+    state = proof_state(config)
     if config == exact:
-        return Truth(config, state, batch, {"oracle": oracle}, alone)
-    state, alone = single(config)
-    found = alone(batch)
-    oracle.pop("update")
-    return Truth(config, state, batch, {"oracle": jax.tree.map(cast_like, oracle, found), "single": found}, alone)
+        return Truth(config, state, batch, {"oracle": oracle})
+    single = run_single(config, state, batch)
+    rounded = jax.tree.map(cast_like, {group: oracle[group] for group in single}, single)
+    return Truth(config, state, batch, {"oracle": rounded, "single": single})
+
+
+def run_single(config: Config, state: TrainState, batch: Batch, seams: Seams = Seams()) -> dict[str, Any]:
+    """Everything that the single-device step computes, on the host, in the groups of `Programs.observe`."""
+    with computing_in(config.model.dtype):
+        programs = single_programs(without_placement(config), seams)
+        return jax.device_get(programs.observe(state, batch, lambda state: state))
+
+
+@functools.lru_cache(maxsize=8)
+def single_programs(config: Config, seams: Seams) -> Programs:
+    """The single-device step, compiled once for all strategies and batches."""
+    return compiled_together(single_device.build(config, seams), proof_state(config), proof_batch(config))
 
 
 def prove(

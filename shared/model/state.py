@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jax import Array
 
-from shared.config import Config
+from shared.config import Config, without_placement
 from shared.model.optimizer import make_optimizer
 from shared.model.transformer import Seams, Transformer
 from shared.runtime.compilation import fast_compilation
@@ -37,7 +37,7 @@ def initial_state(config: Config, key: Array) -> TrainState:
     It is made on one device and placed afterwards: `jax.random.normal` may differ in the last digits between
     layouts, so drawing each device's share in place would make the twins start apart.
     """
-    return jitted_init(config)(key)
+    return jitted_init(without_placement(config))(key)
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def jitted_init(config: Config) -> Any:
 
 def abstract_state(config: Config) -> TrainState:
     """Shapes and types of `initial_state`, without making an array."""
-    return jitted_init(config).eval_shape(jax.eval_shape(lambda: jax.random.key(0)))
+    return jitted_init(without_placement(config)).eval_shape(jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def make_forward(config: Config, seams: Seams = Seams()) -> Callable[..., Array]:
