@@ -11,8 +11,8 @@ from bench.ledger.report import Account, print_entries
 from shared.config import Config
 from twinstep.communication.account import Collective
 from twinstep.communication.memory import Memory
-from twinstep.equivalence.compare import Report
 from twinstep.equivalence.leaves import Leaf
+from twinstep.equivalence.report import Report
 
 GROUPS = ("loss", "metrics", "logits", "gradients", "parameters", "update")
 
