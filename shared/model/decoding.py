@@ -79,7 +79,7 @@ def make_decode(config: Config, seams: Seams = Seams()) -> Callable[..., tuple[A
     """`decode` as a pure function: (params, cache, tokens (B, S), start) to logits (B, S, V) and cache."""
     structure = nnx.graphdef(nnx.eval_shape(lambda: Transformer(config.model, seams, rngs=nnx.Rngs(0))))
 
-    def decode(params: Any, cache: Cache, tokens_BS: Array, start: Array) -> tuple[Array, Cache]:
+    def decode_pure(params: Any, cache: Cache, tokens_BS: Array, start: Array) -> tuple[Array, Cache]:
         return decode(nnx.merge(structure, seams.gather_outer_params(params)), cache, tokens_BS, start)
 
-    return decode
+    return decode_pure
