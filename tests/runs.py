@@ -36,8 +36,13 @@ def train(folder: Path, *options: Any, twin: str = "auto_sharding", text: bytes 
 
 
 def losses(folder: Path) -> np.ndarray:
-    """The loss of every step that was recorded, the last record of each counting, (steps,) in order."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    by_step = {line["step"]: line["loss"] for line in lines if "loss" in line}
+    """The loss of every step that `train` recorded, (steps,) in order."""
+    by_step = recorded_losses(folder / "metrics.jsonl")
     assert list(by_step) == list(range(1, len(by_step) + 1))
     return np.array(list(by_step.values()))
+
+
+def recorded_losses(metrics: Path) -> dict[int, float]:
+    """Step to loss in a metrics file, the last record of each step counting."""
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
