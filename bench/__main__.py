@@ -6,7 +6,7 @@ from bench.comparison import compare
 from bench.ledger import all_strategies, microbench, one_step
 from bench.mutants import bugs
 from bench.timing import multiprocess
-from shared.cli.main import one_line_errors, parse
+from shared.cli.main import one_line_errors, run_command
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
@@ -19,5 +19,4 @@ COMMANDS = {
 
 if __name__ == "__main__":
     with one_line_errors():
-        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench")
-        sys.exit(next(run for kind, run in COMMANDS.values() if kind is type(command))(command))
+        sys.exit(run_command(COMMANDS, "python -m bench"))

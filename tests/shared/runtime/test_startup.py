@@ -11,7 +11,10 @@ from shared.runtime import startup
 
 JAX_DEFAULTS = "JAX's defaults"
 ROOT = Path(__file__).parents[3]
-SHOW = "from shared import runtime; found = startup.start(2); print(found.platform, found.devices, found.cpu_settings)"
+SHOW = (
+    "from shared.runtime import startup; found = startup.start(2); "
+    "print(found.platform, found.devices, found.cpu_settings)"
+)
 
 
 def started(program: str = SHOW, **environment: str) -> str:
