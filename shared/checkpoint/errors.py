@@ -51,18 +51,18 @@ def as_input_error(what: str, remedy: str) -> Generator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The operating system's reason for an error if it has one, else the beginning of its message."""
+    """Return the operating system's reason for an error if it has one, else the first line of its message."""
     for cause in chain(error):
         if isinstance(cause, OSError) and cause.errno:
             return os.strerror(cause.errno) + (f" ({cause.filename})" if cause.filename else "")
-        if found := re.search(r"OS error (\d+)", str(cause)):  # TensorStore, at the end of many lines
+        if found := re.search(r"os_error_code='(\d+)'", str(cause)):  # TensorStore, at the end of a long message
             return os.strerror(int(found.group(1)))
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return first if len(first) < 200 else f"{first[:200]}…"
+    return first if len(first) < 300 else f"{first[:150]} … {first[-150:]}"
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """Yield the error, its cause, and so on."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -7,7 +7,8 @@ its own devices hold.
 
 import dataclasses
 import functools
-from contextlib import AbstractContextManager, ExitStack
+import shutil
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ import orbax.checkpoint as ocp
 from shared.checkpoint.digest import digests
 from shared.checkpoint.errors import as_input_error, quiet
 from shared.checkpoint.manifest import Manifest, StoredArray, saved_steps
-from shared.config import check
-from shared.model.state import TrainState
+from shared.config import InputError, check
+from shared.model.state import TrainState, abstract_state
+from shared.runtime import processes
 from shared.runtime.compilation import fast_compilation
 from twinstep.tree import named_leaves
+
+REMEDY = "give --checkpoint-dir a folder to write to"
 
 
 class Writer:
@@ -34,7 +38,6 @@ class Writer:
     def __init__(self, directory: Path, keep: int, manifest: Manifest):
         self.directory, self.keep, self.manifest = directory, keep, manifest
         self.saved: int | None = None
-        self.stack = ExitStack()
 
     def __enter__(self) -> "Writer":
         # Directories are created before the threads that write into them start: where that fails, Orbax's threads would
@@ -44,20 +47,50 @@ class Writer:
             cleanup_tmp_directories=True,
             async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
         )
-        self.stack.enter_context(quiet())
-        with as_input_error(
-            f"cannot write checkpoints to {self.directory}", "give --checkpoint-dir a folder to write to"
-        ):
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(self.directory.absolute(), options=options)
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            self.make_room()
+            with as_input_error(f"cannot write checkpoints to {self.directory}", REMEDY):
+                self.manager = ocp.CheckpointManager(self.directory.absolute(), options=options)
+            self.stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: Any, *error: object) -> None:
         with self.stack:
-            if kind is None or jax.process_count() == 1:
+            if kind is None:
                 self.wait()
                 self.manager.close()
+            elif jax.process_count() == 1:
+                with suppress(Exception):  # what ends the run is reported, not what follows from it
+                    self.manager.close()
             # With several processes, one that failed may not wait for the others, which may be lost.
+
+    def make_room(self) -> None:
+        """Create the directory, remove unfinished saves and all but the newest `keep` steps, and check the free space.
+
+        Raises ValueError, in all processes, if it cannot be written to or has no space for a checkpoint.
+        """
+        problem = ""
+        if processes.is_first():
+            try:
+                with as_input_error(f"cannot write checkpoints to {self.directory}", REMEDY):
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    for path in self.directory.glob("*.orbax-checkpoint-tmp"):
+                        shutil.rmtree(path)
+                    for step in saved_steps(self.directory)[self.keep :]:
+                        shutil.rmtree(self.directory / str(step))
+                    disk = shutil.disk_usage(self.directory)
+                leaves = stored_leaves(abstract_state(self.manifest.config))
+                size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+                check(
+                    size <= disk.free or disk.total == 0,  # a file system that does not report its size
+                    f"a checkpoint has {size:,} bytes, but {self.directory} only {disk.free:,} bytes of free space; "
+                    "make room, or give another --checkpoint-dir",
+                )
+            except InputError as error:
+                problem = str(error)
+        problem = processes.first_problem(problem)
+        check(not problem, problem)
 
     def save(self, step: int, state: TrainState) -> None:
         """Begin to save the state after this step; returns when its arrays may be donated.

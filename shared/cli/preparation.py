@@ -105,13 +105,13 @@ def resumed(
 
 def check_fit(folder: Path, saved: Manifest, requested: Manifest, whole: np.ndarray) -> None:
     """Raise ValueError if a run of the requested configuration and text cannot resume from this checkpoint."""
-    size, held_out = saved.text_size, whole.size - requested.text_size
-    if size != requested.text_size and size <= whole.size and saved.text == text_hash(whole[:size]):
-        check(
-            False,
-            f"the checkpoint of step {saved.step} in {folder} was trained on the first {size} bytes of this text, but "
-            f"this run holds out {held_out} for validation; give --validation {1 - size / whole.size:.6g}",
-        )
+    size = saved.text_size
+    beginning = size != requested.text_size and size <= whole.size and saved.text == text_hash(whole[:size])
+    check(
+        not beginning,
+        f"the checkpoint of step {saved.step} in {folder} was trained on the first {size} bytes of this text, but this "
+        f"run would be on the first {requested.text_size}; give the same --validation, and the text as it was",
+    )
     differing = misfits(saved, requested.config, requested.text)
     steps = (
         " (--steps is free with --schedule constant)" if any(name.startswith("steps ") for name in differing) else ""

@@ -12,6 +12,7 @@ import jax
 import tyro
 from rich.console import Console
 
+from shared.checkpoint.lock import locked
 from shared.checkpoint.manifest import Manifest, text_hash
 from shared.cli.preparation import Text, check_agreement, check_flags, read_text, resumed
 from shared.config import Config, check
@@ -112,6 +113,7 @@ def prepare(build: Callable[..., Twin], program: str, command: TrainCommand, sta
     notes: list[str] = []
     state, done, writer = None, 0, None
     if folder:
+        stack.enter_context(locked(folder, notes.append))
         state, done = resumed(folder, command.resume, twin, manifest, text.whole, notes.append)
         writer = stack.enter_context(open_writer(folder, command.keep, manifest))
     profile = Profile(command.profile, done) if command.profile else None
