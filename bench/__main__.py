@@ -6,7 +6,7 @@ from bench.comparison import compare
 from bench.ledger import all_strategies, microbench, one_step
 from bench.mutants import bugs
 from bench.timing import multiprocess
-from shared.cli.main import one_line_errors, parse
+from shared.cli.main import one_line_errors, run_command
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
@@ -21,6 +21,5 @@ FORMER_NAMES = {"kinds": "microbench"}
 
 if __name__ == "__main__":
     with one_line_errors():
-        arguments = [FORMER_NAMES.get(argument, argument) for argument in sys.argv[1:2]] + sys.argv[2:]
-        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench", arguments)
-        sys.exit(next(run for kind, run in COMMANDS.values() if kind is type(command))(command))
+        named = [FORMER_NAMES.get(argument, argument) for argument in sys.argv[1:2]]
+        sys.exit(run_command(COMMANDS, "python -m bench", [*named, *sys.argv[2:]]))

@@ -1,4 +1,4 @@
-"""Every size and choice of a run, as frozen dataclasses. The command line is made from them."""
+"""Every size and choice of a run, as frozen dataclasses, which are also the flags of the command line."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -25,16 +25,16 @@ class ModelConfig:
     vocabulary: int = 256
     """Number of token values."""
     dropout: float = 0.0
-    """Share of the activations dropped after the embedding and after each branch."""
+    """Share of the activations dropped after the embedding and after each residual branch."""
     remat: bool = True
     """Recompute each block's activations in the backward pass instead of keeping them."""
     unroll: int = 4
-    """Blocks laid out in one turn of the loop over layers. A deep model compiles in the time of so many blocks; a
-    model of no more than these has no loop, and XLA can merge the reductions of all its gradients into one."""
+    """Blocks unrolled per iteration of the loop over layers. A deep model compiles in the time of this many blocks; a
+    model with no more layers has no loop, and XLA can merge the reductions of all its gradients into one."""
     dtype: DType = "float32"
-    """Type in which activations are computed."""
+    """Type of activations."""
     param_dtype: DType = "float32"
-    """Type in which parameters, gradients and optimizer state are kept."""
+    """Type of parameters, gradients and optimizer state."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OptimizerConfig:
     """How gradients become an update: clip by global norm, then AdamW or SGD at a scheduled learning rate."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Update rule. SGD has no momentum: the update is the gradient, which is what a proof needs."""
+    """Update rule. SGD has no momentum: the update is the scaled gradient, which is what a proof needs."""
     learning_rate: float = 3e-3
     """Highest learning rate of the schedule."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -50,7 +50,7 @@ class OptimizerConfig:
     warmup: int = 20
     """Steps over which the learning rate rises linearly from near 0."""
     clip: float = 1.0
-    """Largest global gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
+    """Largest global gradient norm; larger gradients are scaled down to it. 0 turns clipping off."""
     weight_decay: float = 0.1
     """AdamW's decay of weight matrices (not of biases, norms or embeddings)."""
 
@@ -68,14 +68,14 @@ class Config:
     seed: int = 0
     """Seed of the initial parameters, the data order and the dropout masks."""
     strategy: str = "data_parallel"
-    """Row of the strategy table (shared/placement/strategies.py)."""
+    """Name in the strategy table (shared/placement/strategies.py)."""
     mesh: str = ""
     """Mesh axes and degrees in place of the strategy's own, as in data=2,tensor=4; of data, fsdp, context, tensor."""
     microbatches: int = 1
-    """Parts in which a batch goes through the model one after the other; their gradients are added up."""
+    """Parts of a batch that go through the model one after the other; their gradients are summed."""
     bucket_bytes: int = 4 * 2**20
-    """The explicit twin joins gradients into arrays of about this size before it reduces them; 0 reduces each by
-    itself."""
+    """The explicit twin concatenates gradients into buckets of about this size before it reduces them; 0 reduces each
+    separately."""
 
 
 def without_placement(config: Config) -> Config:
@@ -84,7 +84,7 @@ def without_placement(config: Config) -> Config:
 
 
 class InputError(ValueError):
-    """Something the user gave cannot work. Command lines print its one line and end with exit code 2."""
+    """A value that the user gave cannot work. Command lines print its one line and end with exit code 2."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -96,7 +96,7 @@ def check(condition: bool, message: str) -> None:
 def validate(config: Config) -> None:
     """Raise ValueError for the first value of a configuration that cannot work on any device.
 
-    Not done on construction: the command line's parser would hide the message in a report of its own.
+    Not called on construction: the command line's parser would replace the message with one of its own.
     """
     model, optimizer = config.model, config.optimizer
     for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "vocabulary", "unroll"):

@@ -1,4 +1,4 @@
-"""`inspect` and `roundtrip`: what is in a folder of checkpoints, and whether saving and restoring works here."""
+"""`inspect` and `roundtrip`: list a folder of checkpoints, and verify that saving and restoring works."""
 
 import tempfile
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from shared.checkpoint.manifest import Manifest, describe_text, flat, saved_steps
+from shared.checkpoint.manifest import Manifest, flat, saved_steps, text_hash
 from shared.config import Config, check
 from shared.data.batches import Dataset
 from shared.data.corpus import read_corpus
@@ -25,7 +25,7 @@ from shared.twin import Twin
 
 @dataclass(frozen=True)
 class InspectCommand:
-    """List the checkpoints in a folder: steps, sizes, configuration, and whether each is what was saved."""
+    """List the checkpoints in a folder: steps, sizes, configuration, and whether each verifies."""
 
     checkpoint_dir: Annotated[Path, tyro.conf.Positional]
     """Folder that `train --checkpoint-dir` saved to."""
@@ -71,7 +71,7 @@ class RoundtripCommand:
 
 
 def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCommand) -> int:
-    """Do it and print what was found; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
+    """Print the result; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
     from shared.checkpoint.reader import restore_newest
     from shared.checkpoint.writer import Writer
 
@@ -85,7 +85,7 @@ def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCo
     before = np.asarray(twin.logits(state, batch.tokens))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Writer(folder, 1, Manifest(0, config, describe_text(dataset), program, {})) as writer:
+        with Writer(folder, 1, Manifest(0, config, text_hash(dataset.text), program, {})) as writer:
             writer.save(1, state)
         fresh = twin.init(jax.random.key(config.seed + 1))
         other = np.asarray(twin.logits(fresh, batch.tokens))
@@ -93,7 +93,7 @@ def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCo
         assert found is not None
         restored, manifest = found
     after = np.asarray(twin.logits(restored, batch.tokens))
-    model = live_model(config, restored)  # an ordinary NNX module, called without any of the twin
+    model = live_model(config, restored)  # an ordinary NNX module, called without the twin
     called = np.asarray(model(batch.tokens))
     difference = np.abs(called.astype(np.float64) - before).max() / np.abs(before).max()
     equal = np.array_equal(before, after) and difference < 1e-2

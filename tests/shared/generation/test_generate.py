@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.cli.main import main
-from shared.generation.generate import Display, draw, empty_cache, generate, next_tokens
+from shared.generation.generate import Display, empty_cache, generate, next_tokens, sample_token
 from shared.model.decoding import Cache, abstract_cache, make_decode
 from shared.model.state import initial_state, make_forward
 from shared.placement.mesh import make_mesh
@@ -118,11 +118,11 @@ def test_a_prompt_longer_than_the_window_is_cut_to_its_end():
 def test_drawing():
     """Frequencies follow the softmax at the temperature, among the top k; temperature 0 is the likeliest."""
     logits = jnp.tile(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), (4000, 1))
-    call = jax.jit(draw)
+    call = jax.jit(sample_token)
 
     def frequencies(temperature: float, top_k: int) -> np.ndarray:
-        drawn = call(logits, np.int32(0), np.float32(temperature), np.int32(top_k), np.uint32(0))
-        return np.bincount(drawn, minlength=4) / 4000
+        sampled = call(logits, np.int32(0), np.float32(temperature), np.int32(top_k), np.uint32(0))
+        return np.bincount(sampled, minlength=4) / 4000
 
     np.testing.assert_allclose(frequencies(1, 0), [0.1, 0.2, 0.3, 0.4], atol=0.03)
     np.testing.assert_allclose(frequencies(1, 9), [0.1, 0.2, 0.3, 0.4], atol=0.03)

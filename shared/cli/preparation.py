@@ -1,0 +1,123 @@
+"""Everything that is checked and restored before a run trains."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shared.checkpoint.manifest import Manifest, flat, misfits, saved_steps, text_hash
+from shared.config import check, validate
+from shared.data.batches import Dataset
+from shared.data.corpus import CORPORA, hold_out_validation, read_corpus, read_file
+from shared.model.state import TrainState
+from shared.runtime import processes
+from shared.training.profiling import PROFILED, WARM_UP
+from shared.twin import Twin
+
+if TYPE_CHECKING:
+    from shared.cli.train import TrainCommand
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a run, cut into what it is trained on and what it is validated on."""
+
+    whole: np.ndarray
+    """Bytes, (N,) uint8."""
+    training: Dataset
+    validation: np.ndarray | None
+    """None: too short to validate on."""
+
+
+def read_text(command: "TrainCommand") -> Text:
+    """Read and cut the text. Raises ValueError for a configuration that cannot work with it, or not at all."""
+    config, model = command.config, command.config.model
+    validate(config)
+    both = command.data is not None and command.corpus is not None
+    check(not both, f"--data {command.data} and --corpus {command.corpus} both name a text; give one of them")
+    check(0 <= command.validation < 1, f"validation is {command.validation}; give a share from 0 up to 1")
+    text = read_file(command.data) if command.data else read_corpus(command.corpus or CORPORA[0], command.cache_dir)
+    training, validation = hold_out_validation(text, command.validation, model.seq_len)
+    dataset = Dataset(training, model.seq_len, config.batch, config.seed)
+    check(
+        int(text.max()) < model.vocabulary,
+        f"vocabulary={model.vocabulary} is too small for bytes up to {text.max()}; give 256",
+    )
+    return Text(text, dataset, validation)
+
+
+def check_flags(command: "TrainCommand") -> None:
+    """Raise ValueError for flags that cannot work, or not with each other."""
+    check(command.eval_every >= 0, f"eval_every is {command.eval_every}; give a number of steps, or 0")
+    check(command.checkpoint_every >= 1, f"checkpoint_every is {command.checkpoint_every}; give at least 1 step")
+    check(command.keep >= 1, f"keep is {command.keep}; give at least 1 checkpoint")
+    folder = command.checkpoint_dir
+    check(folder is not None or not command.resume, "--resume needs --checkpoint-dir DIR")
+    check(
+        folder is None or folder.is_dir() or not folder.exists(),
+        f"{folder} is a file; give --checkpoint-dir a folder to write to",
+    )
+    needed = WARM_UP + PROFILED
+    check(
+        command.profile is None or command.config.steps >= needed,
+        f"steps is {command.config.steps}; --profile needs at least {needed}",
+    )
+
+
+def check_agreement(command: "TrainCommand", dataset: Dataset) -> None:
+    """Raise ValueError, in all processes, if they were not all given the same run: they would wait for one another."""
+    own = ("config", "cluster", "data", "corpus", "cache_dir", "metrics")
+    here: dict[str, Any] = {**flat(command.config), "training text": text_hash(dataset.text)}
+    here.update({name: str(value) for name, value in vars(command).items() if name not in own})
+    first = processes.from_first(here)
+    differing = [f"{name} ({here[name]}, in process 0 {first[name]})" for name in here if here[name] != first[name]]
+    problem = f"processes differ in {'; '.join(differing)}; give all the same" if differing else ""
+    problem = processes.first_problem(problem)
+    check(not problem, problem)
+
+
+def resumed(
+    folder: Path, resume: bool, twin: Twin, requested: Manifest, whole: np.ndarray, note: Callable[[str], None]
+) -> tuple[TrainState | None, int]:
+    """Return the state to resume from, placed, and its step; None and 0 where there is none yet.
+
+    whole: the text before validation was held out. note: called with lines to print. Raises ValueError if there are
+    checkpoints and `resume` is False, or if they do not fit this run or none verifies.
+    """
+    from shared.checkpoint.reader import restore_newest, set_aside
+
+    if not resume:
+        steps = saved_steps(folder)
+        newest = f"{folder} holds checkpoints already, the newest of step {max(steps, default=0)}"
+        check(not steps, f"{newest}; give --resume to continue from it, or another --checkpoint-dir")
+        return None, 0
+    found = restore_newest(folder, twin, note, lambda saved: check_fit(folder, saved, requested, whole))
+    if found is None:
+        note(f"no checkpoint in {folder} yet: starting at step 1")
+        return None, 0
+    state, saved = found
+    set_aside(folder, saved.step)
+    note(f"resuming from step {saved.step} in {folder}, saved by {saved.program}")
+    return state, saved.step
+
+
+def check_fit(folder: Path, saved: Manifest, requested: Manifest, whole: np.ndarray) -> None:
+    """Raise ValueError if a run of the requested configuration and text cannot resume from this checkpoint."""
+    size = saved.text_size
+    beginning = size != requested.text_size and size <= whole.size and saved.text == text_hash(whole[:size])
+    check(
+        not beginning,
+        f"the checkpoint of step {saved.step} in {folder} was trained on the first {size} bytes of this text, but this "
+        f"run would be on the first {requested.text_size}; give the same --validation, and the text as it was",
+    )
+    differing = misfits(saved, requested.config, requested.text)
+    steps = (
+        " (--steps is free with --schedule constant)" if any(name.startswith("steps ") for name in differing) else ""
+    )
+    check(
+        not differing,
+        f"the checkpoint of step {saved.step} in {folder} does not fit: {'; '.join(differing)}; "
+        f"give what was saved, or another --checkpoint-dir{steps}",
+    )
