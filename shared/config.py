@@ -93,26 +93,40 @@ def check(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+MOST = 10**9
+"""Largest size or count; steps, tokens and ids are int32."""
+
+MOST_SEED = 2**32 - 1
+
+MOST_DEVICES = 10**6
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise ValueError, which states the range, unless low <= value <= high; nan is never in range."""
+    check(low <= value <= high, f"{name} is {value}; give at least {low} and at most {high}")
+
+
 def validate(config: Config) -> None:
     """Raise ValueError for the first value of a configuration that cannot work on any device.
 
     Not called on construction: the command line's parser would replace the message with one of its own.
     """
     model, optimizer = config.model, config.optimizer
-    for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "vocabulary", "unroll"):
-        check(getattr(model, name) >= 1, f"{name} is {getattr(model, name)}; give at least 1")
+    for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "unroll"):
+        check_range(name, getattr(model, name), 1, MOST)
+    check_range("vocabulary", model.vocabulary, 1, 256)  # tokens are bytes
     check(
         model.d_model % model.heads == 0,
         f"heads={model.heads} does not divide d_model={model.d_model}; "
         f"give a d_model that is a multiple of {model.heads}",
     )
     check(0 <= model.dropout < 1, f"dropout is {model.dropout}; give a share from 0 up to, not including, 1")
-    check(optimizer.learning_rate > 0, f"learning_rate is {optimizer.learning_rate}; give a positive number")
-    check(optimizer.warmup >= 0, f"warmup is {optimizer.warmup}; give 0 or more steps")
-    check(optimizer.clip >= 0, f"clip is {optimizer.clip}; give a positive norm, or 0 for no clipping")
-    check(optimizer.weight_decay >= 0, f"weight_decay is {optimizer.weight_decay}; give 0 or more")
-    check(config.bucket_bytes >= 0, f"bucket_bytes is {config.bucket_bytes}; give a size in bytes, or 0 for no buckets")
-    check(config.batch >= 1, f"batch is {config.batch}; give at least 1 example")
-    check(config.microbatches >= 1, f"microbatches is {config.microbatches}; give at least 1")
-    check(config.steps >= 1, f"steps is {config.steps}; give at least 1")
-    check(0 <= config.seed < 2**32, f"seed is {config.seed}; give a whole number from 0 to {2**32 - 1}")
+    check_range("learning_rate", optimizer.learning_rate, 1e-30, 1e30)
+    check_range("warmup", optimizer.warmup, 0, MOST)
+    check_range("clip", optimizer.clip, 0, 1e30)
+    check_range("weight_decay", optimizer.weight_decay, 0, 1e30)
+    check_range("bucket_bytes", config.bucket_bytes, 0, 2**40)
+    check_range("batch", config.batch, 1, MOST)
+    check_range("microbatches", config.microbatches, 1, MOST)
+    check_range("steps", config.steps, 1, MOST)
+    check_range("seed", config.seed, 0, MOST_SEED)

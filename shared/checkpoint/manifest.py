@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from shared.config import Config, InputError, ModelConfig, OptimizerConfig
 from shared.placement.strategies import ALIASES
+from shared.runtime.keys import KEY_TYPE
 
 FORMAT = 1
 """Version of this layout of checkpoints; others are refused."""
@@ -46,6 +47,8 @@ class Manifest:
     program: str
     """The twin that saved it, and its mesh."""
     leaves: Mapping[str, StoredArray]
+    key_type: str = KEY_TYPE
+    """Type of the random key (`jax.random.key_impl`)."""
 
     @property
     def text_size(self) -> int:
@@ -74,6 +77,7 @@ class Manifest:
             config=Config(ModelConfig(**model), optimizer, **config),
             text=content["text"],
             program=content["program"],
+            key_type=content.get("key_type", KEY_TYPE),  # checkpoints saved before 2026-12 do not have it
             leaves={
                 name: StoredArray(tuple(leaf["shape"]), leaf["dtype"], leaf["digest"])
                 for name, leaf in content["leaves"].items()

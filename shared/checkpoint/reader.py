@@ -22,6 +22,7 @@ from shared.config import InputError, check
 from shared.model.state import TrainState, abstract_state
 from shared.placement.placing import place_leaf
 from shared.runtime import processes
+from shared.runtime.keys import KEY_TYPE
 from shared.twin import Twin
 from twinstep.tree import named_leaves
 
@@ -129,6 +130,10 @@ def restore(directory: Path, manifest: Manifest, twin: Twin) -> TrainState:
     Every process reads all arrays and places its own devices' shards. Raises ValueError if an array cannot be
     read, is not what was saved, or does not fit the twin's configuration.
     """
+    check(
+        manifest.key_type == KEY_TYPE,
+        f"its random key is of type {manifest.key_type}, and steps are computed with {KEY_TYPE}",
+    )
     layout, like = twin.plan.layout, abstract_state(twin.plan.config)
     specs = named_leaves(layout.state)
     fitting = {name: (leaf.shape, str(leaf.dtype)) for name, leaf in stored_leaves(like).items()}
@@ -136,7 +141,7 @@ def restore(directory: Path, manifest: Manifest, twin: Twin) -> TrainState:
     differing = [name for name in fitting | stored if fitting.get(name) != stored.get(name)]
     check(not differing, f"{', '.join(differing[:3])} of checkpoint and configuration differ in shape or type")
     placed = {name: place_leaf(layout.mesh, array, specs[name]) for name, array in verified_arrays(directory, manifest)}
-    placed["key"] = jax.random.wrap_key_data(placed["key"])
+    placed["key"] = jax.random.wrap_key_data(placed["key"], impl=KEY_TYPE)
     return jax.tree.unflatten(jax.tree.structure(like), [placed[name] for name in named_leaves(like)])
 
 

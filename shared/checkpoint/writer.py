@@ -107,7 +107,8 @@ class Writer:
             name: StoredArray(leaves[name].shape, str(leaves[name].dtype), digest)
             for name, digest in digests(leaves).items()
         }
-        manifest = dataclasses.replace(self.manifest, step=step, leaves=described)
+        key_type = str(jax.random.key_impl(state.key))
+        manifest = dataclasses.replace(self.manifest, step=step, leaves=described, key_type=key_type)
         with self.reported(step):
             self.manager.save(
                 step,

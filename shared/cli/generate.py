@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from shared.checkpoint.manifest import read_manifest, saved_steps
-from shared.config import Config, InputError, check
+from shared.config import Config, InputError, check, check_range
 from shared.generation.generate import Display, check_choice, generate
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import find_strategy
@@ -49,7 +49,7 @@ class GenerateCommand:
 
 def run_generate(build: Callable[..., Twin], program: str, command: GenerateCommand) -> int:
     """Print the prompt and its continuations."""
-    check(command.samples >= 1, f"samples is {command.samples}; give at least 1")
+    check_range("samples", command.samples, 1, 10_000)
     check_choice(command.tokens, command.temperature, command.top_k, command.seed)
     from shared.checkpoint.reader import restore_newest
 

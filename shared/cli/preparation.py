@@ -1,5 +1,6 @@
 """Everything that is checked and restored before a run trains."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.checkpoint.manifest import Manifest, flat, misfits, saved_steps, text_hash
-from shared.config import check, validate
+from shared.config import MOST, Config, check, check_range, validate
 from shared.data.batches import Dataset
 from shared.data.corpus import CORPORA, hold_out_validation, read_corpus, read_file
 from shared.model.state import TrainState
+from shared.placement.strategies import read_degrees
 from shared.runtime import processes
 from shared.training.profiling import PROFILED, WARM_UP
 from shared.twin import Twin
@@ -50,9 +52,9 @@ def read_text(command: "TrainCommand") -> Text:
 
 def check_flags(command: "TrainCommand") -> None:
     """Raise ValueError for flags that cannot work, or not with each other."""
-    check(command.eval_every >= 0, f"eval_every is {command.eval_every}; give a number of steps, or 0")
-    check(command.checkpoint_every >= 1, f"checkpoint_every is {command.checkpoint_every}; give at least 1 step")
-    check(command.keep >= 1, f"keep is {command.keep}; give at least 1 checkpoint")
+    check_range("eval_every", command.eval_every, 0, MOST)
+    check_range("checkpoint_every", command.checkpoint_every, 1, MOST)
+    check_range("keep", command.keep, 1, MOST)
     folder = command.checkpoint_dir
     check(folder is not None or not command.resume, "--resume needs --checkpoint-dir DIR")
     check(
@@ -64,6 +66,13 @@ def check_flags(command: "TrainCommand") -> None:
         command.profile is None or command.config.steps >= needed,
         f"steps is {command.config.steps}; --profile needs at least {needed}",
     )
+
+
+def requested_devices(config: Config, devices: int | None) -> int | None:
+    """Return how many devices a run asks for: with --devices, or else by the degrees of --mesh; None: does not."""
+    if devices is None and config.mesh:
+        return math.prod(read_degrees(config.mesh).values())
+    return devices
 
 
 def check_agreement(command: "TrainCommand", dataset: Dataset) -> None:

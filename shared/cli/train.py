@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shared.checkpoint.lock import locked
 from shared.checkpoint.manifest import Manifest, text_hash
-from shared.cli.preparation import Text, check_agreement, check_flags, read_text, resumed
+from shared.cli.preparation import Text, check_agreement, check_flags, read_text, requested_devices, resumed
 from shared.config import Config, check
 from shared.model.state import TrainState
 from shared.placement.drawing import draw_placement
@@ -47,7 +47,7 @@ class TrainCommand:
     eval_every: int = 0
     """Steps between evaluations on the validation text; 0 evaluates at the end only."""
     devices: int | None = None
-    """Number of devices, over all processes; by default all there are, or 4 simulated ones on a CPU."""
+    """Number of devices, over all processes; by default as many as --mesh says, all there are, or 4 simulated ones."""
     cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
     checkpoint_dir: Path | None = None
     """Folder for checkpoints; with several processes, one that all of them see."""
@@ -106,7 +106,8 @@ def prepare(build: Callable[..., Twin], program: str, command: TrainCommand, sta
     text = read_text(command)
     check_flags(command)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
-    runtime, devices = startup.start_all(command.cluster, command.devices, float64=float64)
+    wanted = requested_devices(config, command.devices)
+    runtime, devices = startup.start_all(command.cluster, wanted, float64=float64)
     check_agreement(command, text.training)
     twin = build(config, make_mesh(config.strategy, devices, config.mesh))
     manifest = Manifest(0, config, text_hash(text.training.text), f"{program} on {dict(twin.mesh.shape)}", {})

@@ -17,10 +17,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from shared.config import check
+from shared.config import MOST, MOST_SEED, check, check_range
 from shared.model.decoding import abstract_cache
 from shared.model.state import TrainState
 from shared.placement.placing import place
+from shared.runtime.keys import random_key
 from shared.twin import Twin
 
 BEGINNING = b"\n"
@@ -79,10 +80,11 @@ def generate(
 
 def check_choice(tokens: int, temperature: float, top_k: int, seed: int) -> None:
     """Raise ValueError for the first value that is out of range."""
-    check(tokens >= 1, f"tokens is {tokens}; give at least 1")
-    check(temperature >= 0, f"temperature is {temperature}; give a positive number, or 0 for the likeliest token")
-    check(top_k >= 0, f"top_k is {top_k}; give a number of tokens, or 0 for all")
-    check(0 <= seed < 2**32, f"seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+    check_range("tokens", tokens, 1, MOST)
+    if temperature != 0:  # the likeliest token
+        check_range("temperature", temperature, 1e-3, 1e3)
+    check_range("top_k", top_k, 0, MOST)
+    check_range("seed", seed, 0, MOST_SEED)
 
 
 @functools.lru_cache(maxsize=8)
@@ -109,7 +111,7 @@ def sample_token(logits_BV: Array, number: Array, temperature: Array, top_k: Arr
     """Sample one token for each example, (B,) int32."""
     logits_BV = logits_BV.astype(jnp.float32)
     rows = jnp.arange(logits_BV.shape[0])
-    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), row), number))(rows)
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(random_key(seed), row), number))(rows)
     vocabulary = logits_BV.shape[1]
     last = jnp.where(top_k == 0, vocabulary, jnp.minimum(top_k, vocabulary)) - 1
     least_B1 = jnp.sort(logits_BV, axis=-1, descending=True)[:, last][:, None]

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from shared.config import check
+from shared.config import MOST_DEVICES, check, check_range
 from shared.runtime.supervisor import supervise
 
 START_TIMEOUT_S = 120
@@ -61,7 +61,7 @@ def join(cluster: Cluster) -> int:
     `START_TIMEOUT_S` end those that wait, with exit code 1.
     """
     by_hand = (cluster.coordinator, cluster.processes, cluster.process_id)
-    check(cluster.heartbeat >= 1, f"heartbeat is {cluster.heartbeat}; give at least 1 second")
+    check_range("heartbeat", cluster.heartbeat, 1, 86_400)
     check(
         None not in by_hand or by_hand == (None, None, None),
         "--coordinator, --processes and --process-id go together; give all three or none",
@@ -70,7 +70,7 @@ def join(cluster: Cluster) -> int:
     if cluster.coordinator is None and launched == 1 and not cluster.distributed:
         return 1
     if cluster.processes is not None and cluster.process_id is not None:
-        check(cluster.processes >= 1, f"processes is {cluster.processes}; give at least 1")
+        check_range("processes", cluster.processes, 1, MOST_DEVICES)
         check(
             0 <= cluster.process_id < cluster.processes,
             f"process_id is {cluster.process_id}; give a number from 0 to {cluster.processes - 1}",

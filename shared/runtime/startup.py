@@ -9,7 +9,9 @@ from pathlib import Path
 
 import jax
 
-from shared.config import check
+from shared.config import MOST_DEVICES, InputError, check, check_range
+from shared.runtime import processes
+from shared.runtime.keys import KEY_TYPE
 from shared.runtime.processes import Cluster, join
 
 SIMULATED_DEVICES = 4
@@ -21,6 +23,17 @@ SIMULATED_DEVICES = 4
 # --xla_cpu_experimental_onednn_fusion_type. On jaxlib 0.10 it aborts in this model's backward pass ("partition compile
 # failed"), and on 0.12 one run in sixteen aborted at its end, when programs are freed (object_pool.h).
 CPU_SETTINGS = {"--xla_cpu_prefer_vector_width=512": ("avx512f", (0, 10), (0, 12))}
+
+
+SETTLED = {
+    "jax_default_prng_impl": KEY_TYPE,
+    "jax_threefry_partitionable": True,  # else the numbers that a key draws depend on the sharding
+    "jax_random_seed_offset": 0,
+    "jax_numpy_dtype_promotion": "standard",
+    "jax_numpy_rank_promotion": "allow",
+    "jax_use_shardy_partitioner": True,  # decides which collectives the auto twin gets
+}
+"""JAX's settings that `start` makes, whatever the environment says."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,7 @@ def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool =
     JAX_NUM_CPU_DEVICES. float64: allow 64-bit numbers. cpu_settings: apply `CPU_SETTINGS` as far as the installed
     jaxlib and the processor accept them, unless the user has set XLA_FLAGS.
     """
-    check(simulated_devices >= 1, f"devices is {simulated_devices}; give at least 1")
+    check_range("devices", simulated_devices, 1, MOST_DEVICES)
     if jax_has_started():
         return running()
     settings = " ".join(accepted_settings())
@@ -63,9 +76,20 @@ def start(simulated_devices: int, *, float64: bool = False, cpu_settings: bool =
         os.environ["XLA_FLAGS"] = settings
     if jax.config.jax_num_cpu_devices < 0:
         jax.config.update("jax_num_cpu_devices", simulated_devices)
-    if float64:
-        jax.config.update("jax_enable_x64", True)
+    settle(float64)
     return running()
+
+
+def settle(float64: bool = False) -> None:
+    """Set what in JAX's settings could make the twins, or two runs, differ, whatever environment variables say.
+
+    Raises ValueError if JAX is set not to compile: the twins are compiled programs. Left to the user is what applies to
+    both twins alike: `jax_default_matmul_precision`, and everything about debugging and logging.
+    """
+    check(not jax.config.jax_disable_jit, "JAX_DISABLE_JIT is set, but the twins are compiled programs; unset it")
+    jax.config.update("jax_enable_x64", float64)
+    for name, value in SETTLED.items():
+        jax.config.update(name, value)
 
 
 def jax_has_started() -> bool:
@@ -80,8 +104,18 @@ def jax_has_started() -> bool:
 
 
 def running() -> Runtime:
-    """Describe the JAX of this process, which starts if it has not."""
-    devices = jax.devices()
+    """Describe the JAX of this process, which starts if it has not. Raises ValueError if it cannot."""
+    try:
+        devices = jax.devices()
+    except Exception as error:  # a plug-in that is not there is a RuntimeError or a bare AssertionError
+        if processes.is_loss(error):
+            raise
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        asked = jax.config.jax_platforms
+        raise InputError(
+            f"JAX cannot start{f' on JAX_PLATFORMS={asked}' if asked else ''} ({reason}); "
+            "set JAX_PLATFORMS=cpu, or install what that platform needs"
+        ) from None
     flags = os.environ.get("XLA_FLAGS", "")
     ours = flags == " ".join(accepted_settings())
     settings = "JAX's defaults" if not flags else flags if ours else f"{flags} (from XLA_FLAGS)"
@@ -96,7 +130,7 @@ def start_all(
     devices: how many to use, over all processes. By default, a CPU simulates `alone` devices, or one in each of several
     processes, and all accelerators are used. Raises ValueError for a number that is not available.
     """
-    check(devices is None or devices >= 1, f"devices is {devices}; give at least 1")
+    check_range("devices", 1 if devices is None else devices, 1, MOST_DEVICES)
     processes = join(cluster)
     check(
         devices is None or devices % max(processes, 1) == 0,

@@ -17,6 +17,7 @@ from shared.data.batches import Batch, Dataset
 from shared.model.loss import summed_loss
 from shared.model.state import TrainState
 from shared.placement.placing import local_rows
+from shared.runtime.keys import random_key
 from shared.twin import Twin
 
 
@@ -70,7 +71,7 @@ def train(
     """
     config = twin.plan.config
     rows = local_rows(twin.plan.layout, config.batch)
-    state = twin.init(jax.random.key(config.seed)) if start is None else start
+    state = twin.init(random_key(config.seed)) if start is None else start
     clock = Clock()
     waiting: list[tuple[int, dict[str, jax.Array]]] = []
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from shared.checkpoint.manifest import Manifest, flat, misfits, saved_steps, text_hash
+from shared.checkpoint.manifest import Manifest, flat, misfits, read_manifest, saved_steps, text_hash
 from shared.checkpoint.reader import restore, verify
 from shared.checkpoint.writer import Writer
 from shared.cli.main import main
@@ -195,3 +195,26 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
     writer = Writer(tmp_path / "file" / "below", 1, Manifest(0, small_config(), "text, 9 bytes", "a test", {}))
     with pytest.raises(ValueError, match=r"cannot write checkpoints to .*file.*; give --checkpoint-dir a folder"):
         writer.__enter__()
+
+
+def test_a_checkpoint_knows_the_type_of_its_key(tmp_path: Path):
+    """Keys of another type have other numbers, or as many: either is refused, not reinterpreted."""
+    twin = build("auto_sharding", 1)
+    save_steps(tmp_path, twin, 1)
+    manifest = read_manifest(tmp_path / "1")
+    assert manifest.key_type == "threefry2x32"
+    with pytest.raises(ValueError, match="its random key is of type rbg, and steps are computed with threefry2x32"):
+        restore(tmp_path, dataclasses.replace(manifest, key_type="rbg"), twin)
+
+
+def test_training_does_not_depend_on_the_default_type_of_keys(tmp_path: Path):
+    """With dropout, under `rbg`, the twins would draw other masks."""
+    found = []
+    for number, default in enumerate(("threefry2x32", "rbg")):
+        jax.config.update("jax_default_prng_impl", default)
+        try:
+            train(tmp_path / str(number), "--steps", 1, "--devices", 1)
+        finally:
+            jax.config.update("jax_default_prng_impl", "threefry2x32")
+        found.append(losses(tmp_path / str(number)))
+    np.testing.assert_array_equal(*found)

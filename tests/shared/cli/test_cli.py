@@ -83,19 +83,26 @@ ERRORS = {
     "--microbatches 3 --devices 4": "batch=16 cannot be split into 3 microbatches on each of 4 devices; give",
     "--steps 0": "steps is 0; give at least 1",
     "--layers 0": "layers is 0; give at least 1",
-    "--seed -1": "seed is -1; give a whole number from 0",
+    "--seed -1": "seed is -1; give at least 0 and at most 4294967295",
     "--dropout 1": "dropout is 1.0; give a share from 0 up to",
-    "--learning-rate 0": "learning_rate is 0.0; give a positive number",
+    "--learning-rate 0": "learning_rate is 0.0; give at least 1e-30 and at most 1e+30",
     "--validation 2": "validation is 2.0; give a share",
     "--metrics {missing}/metrics.jsonl": "give --metrics a path in a folder that exists",
     "--checkpoint-dir {empty}": "is a file; give --checkpoint-dir a folder to write to",
     "--data {short} --window 4 --batch 4 --devices 4 --metrics {short}": "is not a file of JSON lines",
     "--resume": "--resume needs --checkpoint-dir DIR",
-    "--checkpoint-every 0": "checkpoint_every is 0; give at least 1 step",
-    "--keep 0": "keep is 0; give at least 1 checkpoint",
-    "--eval-every -1": "eval_every is -1; give a number of steps, or 0",
-    "--bucket-bytes -1": "bucket_bytes is -1; give a size in bytes",
+    "--checkpoint-every 0": "checkpoint_every is 0; give at least 1 and at most 1000000000",
+    "--keep 0": "keep is 0; give at least 1 and",
+    "--eval-every -1": "eval_every is -1; give at least 0 and",
+    "--bucket-bytes -1": "bucket_bytes is -1; give at least 0 and",
     "--processes 2": "--coordinator, --processes and --process-id go together",
+    "--vocabulary 512": "vocabulary is 512; give at least 1 and at most 256",
+    "--weight-decay inf": "weight_decay is inf; give at least 0 and at most 1e+30",
+    "--learning-rate nan": "learning_rate is nan; give at least 1e-30",
+    "--clip inf": "clip is inf; give at least 0",
+    "--steps 99999999999": "steps is 99999999999; give at least 1 and at most 1000000000",
+    "--devices 99999999999": "devices is 99999999999; give at least 1 and at most 1000000",
+    "--heartbeat 99999999999": "heartbeat is 99999999999; give at least 1 and at most 86400",
     "--vocabulary 64": "vocabulary=64 is too small for bytes up to",
     "--layers four": "Error parsing --layers: invalid literal for int() with base 10: 'four'; see python -m",
     "--optimizer lion": "invalid choice 'lion' for argument '--optimizer'. Expected one of ('adamw', 'sgd').",
@@ -201,3 +208,13 @@ def test_former_flags_are_aliases():
 )
 def test_the_message_is_found_in_what_the_parser_prints(printed: str, message: str):
     assert parser_message(printed) == message
+
+
+def test_a_mesh_says_how_many_devices_to_simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Unless --devices does."""
+    wanted = []
+    monkeypatch.setattr("shared.runtime.startup.start", lambda devices, **_: (wanted.append(devices), 1 / 0))
+    for flags in ("--mesh data=2,tensor=3", "--mesh data=8 --devices 2", ""):
+        with pytest.raises(ZeroDivisionError):
+            main(auto_sharding.build, "auto_sharding", ["train", *flags.split()])
+    assert wanted == [6, 2, 4]

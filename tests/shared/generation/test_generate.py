@@ -178,10 +178,15 @@ def test_generate_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 ERRORS = {
     "--tokens 0": "tokens is 0; give at least 1",
-    "--temperature -1": "temperature is -1.0; give a positive number, or 0 for the likeliest",
-    "--top-k -1": "top_k is -1; give a number of tokens, or 0 for all",
+    "--temperature -1": "temperature is -1.0; give at least 0.001 and at most 1000.0",
+    "--top-k -1": "top_k is -1; give at least 0 and at most 1000000000",
     "--samples 0": "samples is 0; give at least 1",
-    "--seed -1": "seed is -1; give a whole number from 0",
+    "--seed -1": "seed is -1; give at least 0 and at most 4294967295",
+    "--tokens 99999999999": "tokens is 99999999999; give at least 1 and at most 1000000000",
+    "--temperature inf": "temperature is inf; give at least 0.001 and at most 1000.0",
+    "--temperature nan": "temperature is nan; give at least 0.001 and at most 1000.0",
+    "--top-k 100000000000": "top_k is 100000000000; give at least 0 and at most 1000000000",
+    "--samples 100000000000": "samples is 100000000000; give at least 1 and at most 10000",
     "--checkpoint-dir {missing}": "no checkpoint in {missing}; give a folder that `train` saved to",
 }
 
