@@ -1,12 +1,13 @@
-"""Everything that is checked and restored before a run trains."""
+"""The flags of `train`, and everything that is checked and restored before a run trains."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
 
 from shared.checkpoint.manifest import Manifest, flat, misfits, saved_steps, text_hash
 from shared.config import MOST, Config, check, check_range, validate
@@ -15,11 +16,43 @@ from shared.data.corpus import CORPORA, hold_out_validation, read_corpus, read_f
 from shared.model.state import TrainState
 from shared.placement.strategies import read_degrees
 from shared.runtime import processes
+from shared.runtime.processes import Cluster
 from shared.training.profiling import PROFILED, WARM_UP
 from shared.twin import Twin
 
-if TYPE_CHECKING:
-    from shared.cli.train import TrainCommand
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train the transformer on a text, and print loss and speed as it goes."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    data: Path | None = None
+    """Text file to train on, read as bytes."""
+    corpus: str | None = None
+    """Named text to train on: python-docs (the default) or tiny-shakespeare."""
+    cache_dir: Path | None = None
+    """Where downloaded texts are kept; by default the user's cache directory."""
+    validation: float = 0.1
+    """Share of the text, from its end, that is held out for validation."""
+    eval_every: int = 0
+    """Steps between evaluations on the validation text; 0 evaluates at the end only."""
+    devices: int | None = None
+    """Number of devices, over all processes; by default as many as --mesh says, all there are, or 4 simulated ones."""
+    cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
+    checkpoint_dir: Path | None = None
+    """Folder for checkpoints; with several processes, one that all of them see."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; one is also saved at the end, and when the run is stopped by SIGTERM or Ctrl-C."""
+    keep: int = 3
+    """How many checkpoints to keep: the newest."""
+    resume: bool = False
+    """Resume from the newest good checkpoint in --checkpoint-dir, or start if it holds none yet."""
+    metrics: Path | None = None
+    """File for lines of JSON: the run's configuration, then one for each step and evaluation."""
+    profile: Path | None = None
+    """Folder for a trace of a few steps."""
+    show_placement: bool = False
+    """Draw how batch, parameters and optimizer state are sharded."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +66,7 @@ class Text:
     """None: too short to validate on."""
 
 
-def read_text(command: "TrainCommand") -> Text:
+def read_text(command: TrainCommand) -> Text:
     """Read and cut the text. Raises ValueError for a configuration that cannot work with it, or not at all."""
     config, model = command.config, command.config.model
     validate(config)
@@ -50,7 +83,7 @@ def read_text(command: "TrainCommand") -> Text:
     return Text(text, dataset, validation)
 
 
-def check_flags(command: "TrainCommand") -> None:
+def check_flags(command: TrainCommand) -> None:
     """Raise ValueError for flags that cannot work, or not with each other."""
     check_range("eval_every", command.eval_every, 0, MOST)
     check_range("checkpoint_every", command.checkpoint_every, 1, MOST)
@@ -75,7 +108,7 @@ def requested_devices(config: Config, devices: int | None) -> int | None:
     return devices
 
 
-def check_agreement(command: "TrainCommand", dataset: Dataset) -> None:
+def check_agreement(command: TrainCommand, dataset: Dataset) -> None:
     """Raise ValueError, in all processes, if they were not all given the same run: they would wait for one another."""
     own = ("config", "cluster", "data", "corpus", "cache_dir", "metrics")
     here: dict[str, Any] = {**flat(command.config), "training text": text_hash(dataset.text)}

@@ -4,24 +4,31 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
-import tyro
 from rich.console import Console
 
 from shared.checkpoint.lock import locked
 from shared.checkpoint.manifest import Manifest, text_hash
-from shared.cli.preparation import Text, check_agreement, check_flags, read_text, requested_devices, resumed
-from shared.config import Config, check
+from shared.cli.preparation import (
+    Text,
+    TrainCommand,
+    check_agreement,
+    check_flags,
+    read_text,
+    requested_devices,
+    resumed,
+)
+from shared.config import check
 from shared.model.state import TrainState
 from shared.placement.drawing import draw_placement
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import label, summary
 from shared.runtime import processes, startup
-from shared.runtime.processes import Cluster, StopSignals
+from shared.runtime.processes import StopSignals
 from shared.training.loop import Action, evaluate, every, train
 from shared.training.profiling import Profile
 from shared.training.reporter import Reporter, open_output
@@ -29,40 +36,6 @@ from shared.twin import Twin
 
 if TYPE_CHECKING:
     from shared.checkpoint.writer import Writer
-
-
-@dataclass(frozen=True)
-class TrainCommand:
-    """Train the transformer on a text, and print loss and speed as it goes."""
-
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
-    data: Path | None = None
-    """Text file to train on, read as bytes."""
-    corpus: str | None = None
-    """Named text to train on: python-docs (the default) or tiny-shakespeare."""
-    cache_dir: Path | None = None
-    """Where downloaded texts are kept; by default the user's cache directory."""
-    validation: float = 0.1
-    """Share of the text, from its end, that is held out for validation."""
-    eval_every: int = 0
-    """Steps between evaluations on the validation text; 0 evaluates at the end only."""
-    devices: int | None = None
-    """Number of devices, over all processes; by default as many as --mesh says, all there are, or 4 simulated ones."""
-    cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
-    checkpoint_dir: Path | None = None
-    """Folder for checkpoints; with several processes, one that all of them see."""
-    checkpoint_every: int = 100
-    """Steps between checkpoints; one is also saved at the end, and when the run is stopped by SIGTERM or Ctrl-C."""
-    keep: int = 3
-    """How many checkpoints to keep: the newest."""
-    resume: bool = False
-    """Resume from the newest good checkpoint in --checkpoint-dir, or start if it holds none yet."""
-    metrics: Path | None = None
-    """File for lines of JSON: the run's configuration, then one for each step and evaluation."""
-    profile: Path | None = None
-    """Folder for a trace of a few steps."""
-    show_placement: bool = False
-    """Draw how batch, parameters and optimizer state are sharded."""
 
 
 @dataclass(frozen=True)
