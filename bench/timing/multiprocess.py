@@ -23,6 +23,7 @@ from shared.config import Config, check
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster
 from shared.training.reporter import open_output
+from twinstep.communication.account import total_bytes
 
 BARE = "explicit, sending nothing"
 
@@ -73,7 +74,7 @@ def time_forms(config: Config, devices: int, rounds: int) -> list[dict[str, Any]
         {
             "step": name,
             "arrays": sum(collective.arrays for collective in made.sends),
-            "bytes": sum(collective.total_bytes for collective in made.sends),
+            "bytes": total_bytes(made.sends).least,
             "seconds": float(seconds[name].min()),
             "over_sending_nothing": median_ratio(seconds[name], seconds[BARE]),
             "loss": made.loss,

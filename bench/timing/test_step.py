@@ -16,6 +16,7 @@ from bench import device_counts
 from bench.timing.timed_step import TIMED_STEPS, TimedStep, interleaved, median_ratio, timed_step
 from shared.config import Config
 from shared.placement.strategies import STRATEGIES
+from twinstep.communication.account import total_bytes
 
 CONFIG = Config()
 COUNTS = device_counts(jax.device_count())
@@ -38,7 +39,7 @@ def test_train_step(benchmark: BenchmarkFixture, devices: int, name: str):
         platform=jax.default_backend(),
         simulated=jax.default_backend() == "cpu",
         tokens_per_step=tokens,
-        bytes_sent=sum(collective.total_bytes for collective in step.sends),
+        bytes_sent=total_bytes(step.sends).least,
         collectives=[f"{collective.count} {collective.kind}" for collective in step.sends],
     )
     if benchmark.stats:  # none with --benchmark-disable
@@ -58,7 +59,7 @@ def test_train_step_of_strategy(benchmark: BenchmarkFixture, strategy: str, name
         twin=name,
         platform=jax.default_backend(),
         simulated=jax.default_backend() == "cpu",
-        bytes_sent=sum(collective.total_bytes for collective in step.sends),
+        bytes_sent=total_bytes(step.sends).least,
         memory=step.memory and dataclasses.asdict(step.memory),
     )
 
