@@ -27,7 +27,7 @@ class DocsCommand:
     pages: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """Pages to process; by default README.md, CONTRIBUTING.md and docs/*.md."""
     check: bool = False
-    """Write nothing. Fail if a passage that is the same in every run differs; report how far the others have drifted."""
+    """Write nothing. Fail if a passage that is the same in every run differs; report how far others have drifted."""
     commands: Commands = "all"
     """Which are run: all, those that are done in half a minute, or none, and only quoted sources are looked at."""
 

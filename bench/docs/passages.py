@@ -124,7 +124,9 @@ class Passages:
             if old not in code:
                 raise ValueError(f"the program above {page.name}:{line} has no text {old!r} to replace")
             code = code.replace(old, new)
-        return fenced(cut_out(self.output([sys.executable, "-c", code], name=f"{page.name}:{line}", fails=fails), **cut))
+        return fenced(
+            cut_out(self.output([sys.executable, "-c", code], name=f"{page.name}:{line}", fails=fails), **cut)
+        )
 
     def table(self, page: Path, line: int, headings: list[str], rows: list[list[str]]) -> str:
         """A table of Markdown."""
