@@ -3,6 +3,7 @@
 import sys
 
 from bench.comparison import compare
+from bench.docs import command as docs
 from bench.ledger import all_strategies, microbench, one_step
 from bench.mutants import bugs
 from bench.timing import multiprocess
@@ -14,6 +15,7 @@ COMMANDS = {
     "ledger": (one_step.LedgerCommand, one_step.run),
     "strategies": (all_strategies.StrategiesCommand, all_strategies.run),
     "microbench": (microbench.MicrobenchCommand, microbench.run),
+    "docs": (docs.DocsCommand, docs.run),
     "processes": (multiprocess.ProcessesCommand, multiprocess.run),
 }
 FORMER_NAMES = {"kinds": "microbench"}
