@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 RESULTS = results
 
-.PHONY: compare test test-slow bench processes lint requirements clean
+.PHONY: compare test test-slow bench processes docs docs-check lint requirements clean
 
 compare: $(VENV)/ready
 	$(RUN) -m bench compare $(ARGS)
@@ -26,6 +26,14 @@ bench: $(VENV)/ready
 # Times the step between two processes of this machine, with and without buckets and communication.
 processes: $(VENV)/ready
 	$(RUN) -m bench processes $(ARGS)
+
+# Writes every printed output and quoted source of README.md and docs/ into the pages; takes a quarter of an hour.
+docs: $(VENV)/ready
+	$(RUN) -m bench docs $(ARGS)
+
+# Checks those that are the same in every run and done in half a minute. (`make docs ARGS=--check` checks all.)
+docs-check: $(VENV)/ready
+	$(RUN) -m bench docs --check --commands quick $(ARGS)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/ruff format --check

@@ -3,10 +3,11 @@
 import sys
 
 from bench.comparison import compare
+from bench.docs import command as docs
 from bench.ledger import all_strategies, microbench, one_step
 from bench.mutants import bugs
 from bench.timing import multiprocess
-from shared.cli.main import one_line_errors, parse
+from shared.cli.main import one_line_errors, run_command
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),
@@ -14,6 +15,7 @@ COMMANDS = {
     "ledger": (one_step.LedgerCommand, one_step.run),
     "strategies": (all_strategies.StrategiesCommand, all_strategies.run),
     "microbench": (microbench.MicrobenchCommand, microbench.run),
+    "docs": (docs.DocsCommand, docs.run),
     "processes": (multiprocess.ProcessesCommand, multiprocess.run),
 }
 FORMER_NAMES = {"kinds": "microbench"}
@@ -21,6 +23,5 @@ FORMER_NAMES = {"kinds": "microbench"}
 
 if __name__ == "__main__":
     with one_line_errors():
-        arguments = [FORMER_NAMES.get(argument, argument) for argument in sys.argv[1:2]] + sys.argv[2:]
-        command = parse({name: kind for name, (kind, _) in COMMANDS.items()}, "python -m bench", arguments)
-        sys.exit(next(run for kind, run in COMMANDS.values() if kind is type(command))(command))
+        named = [FORMER_NAMES.get(argument, argument) for argument in sys.argv[1:2]]
+        sys.exit(run_command(COMMANDS, "python -m bench", [*named, *sys.argv[2:]]))

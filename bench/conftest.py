@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     from bench.timing.test_step import RATIOS
 
     if RATIOS:
-        terminalreporter.section("ratios, from rounds in turns")
+        terminalreporter.section("ratios, from interleaved rounds")
         for line in RATIOS:
             terminalreporter.write_line(line)
     if jax.default_backend() == "cpu":

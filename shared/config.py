@@ -1,4 +1,4 @@
-"""Every size and choice of a run, as frozen dataclasses. The command line is made from them."""
+"""Every size and choice of a run, as frozen dataclasses, which are also the flags of the command line."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
@@ -25,16 +25,16 @@ class ModelConfig:
     vocabulary: int = 256
     """Number of token values."""
     dropout: float = 0.0
-    """Share of the activations dropped after the embedding and after each branch."""
+    """Share of the activations dropped after the embedding and after each residual branch."""
     remat: bool = True
     """Recompute each block's activations in the backward pass instead of keeping them."""
     unroll: int = 4
-    """Blocks laid out in one turn of the loop over layers. A deep model compiles in the time of so many blocks; a
-    model of no more than these has no loop, and XLA can merge the reductions of all its gradients into one."""
+    """Blocks unrolled per iteration of the loop over layers. A deep model compiles in the time of this many blocks; a
+    model with no more layers has no loop, and XLA can merge the reductions of all its gradients into one."""
     dtype: DType = "float32"
-    """Type in which activations are computed."""
+    """Type of activations."""
     param_dtype: DType = "float32"
-    """Type in which parameters, gradients and optimizer state are kept."""
+    """Type of parameters, gradients and optimizer state."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class OptimizerConfig:
     """How gradients become an update: clip by global norm, then AdamW or SGD at a scheduled learning rate."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Update rule. SGD has no momentum: the update is the gradient, which is what a proof needs."""
+    """Update rule. SGD has no momentum: the update is the scaled gradient, which is what a proof needs."""
     learning_rate: float = 3e-3
     """Highest learning rate of the schedule."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -50,7 +50,7 @@ class OptimizerConfig:
     warmup: int = 20
     """Steps over which the learning rate rises linearly from near 0."""
     clip: float = 1.0
-    """Largest global gradient norm; longer gradients are scaled down to it. 0 turns clipping off."""
+    """Largest global gradient norm; larger gradients are scaled down to it. 0 turns clipping off."""
     weight_decay: float = 0.1
     """AdamW's decay of weight matrices (not of biases, norms or embeddings)."""
 
@@ -68,14 +68,14 @@ class Config:
     seed: int = 0
     """Seed of the initial parameters, the data order and the dropout masks."""
     strategy: str = "data_parallel"
-    """Row of the strategy table (shared/placement/strategies.py)."""
+    """Name in the strategy table (shared/placement/strategies.py)."""
     mesh: str = ""
     """Mesh axes and degrees in place of the strategy's own, as in data=2,tensor=4; of data, fsdp, context, tensor."""
     microbatches: int = 1
-    """Parts in which a batch goes through the model one after the other; their gradients are added up."""
+    """Parts of a batch that go through the model one after the other; their gradients are summed."""
     bucket_bytes: int = 4 * 2**20
-    """The explicit twin joins gradients into arrays of about this size before it reduces them; 0 reduces each by
-    itself."""
+    """The explicit twin concatenates gradients into buckets of about this size before it reduces them; 0 reduces each
+    separately."""
 
 
 def without_placement(config: Config) -> Config:
@@ -84,7 +84,7 @@ def without_placement(config: Config) -> Config:
 
 
 class InputError(ValueError):
-    """Something the user gave cannot work. Command lines print its one line and end with exit code 2."""
+    """A value that the user gave cannot work. Command lines print its one line and end with exit code 2."""
 
 
 def check(condition: bool, message: str) -> None:
@@ -93,26 +93,40 @@ def check(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
+MOST = 10**9
+"""Largest size or count; steps, tokens and ids are int32."""
+
+MOST_SEED = 2**32 - 1
+
+MOST_DEVICES = 10**6
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise ValueError, which states the range, unless low <= value <= high; nan is never in range."""
+    check(low <= value <= high, f"{name} is {value}; give at least {low} and at most {high}")
+
+
 def validate(config: Config) -> None:
     """Raise ValueError for the first value of a configuration that cannot work on any device.
 
-    Not done on construction: the command line's parser would hide the message in a report of its own.
+    Not called on construction: the command line's parser would replace the message with one of its own.
     """
     model, optimizer = config.model, config.optimizer
-    for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "vocabulary", "unroll"):
-        check(getattr(model, name) >= 1, f"{name} is {getattr(model, name)}; give at least 1")
+    for name in ("layers", "d_model", "heads", "d_ff", "seq_len", "unroll"):
+        check_range(name, getattr(model, name), 1, MOST)
+    check_range("vocabulary", model.vocabulary, 1, 256)  # tokens are bytes
     check(
         model.d_model % model.heads == 0,
         f"heads={model.heads} does not divide d_model={model.d_model}; "
         f"give a d_model that is a multiple of {model.heads}",
     )
     check(0 <= model.dropout < 1, f"dropout is {model.dropout}; give a share from 0 up to, not including, 1")
-    check(optimizer.learning_rate > 0, f"learning_rate is {optimizer.learning_rate}; give a positive number")
-    check(optimizer.warmup >= 0, f"warmup is {optimizer.warmup}; give 0 or more steps")
-    check(optimizer.clip >= 0, f"clip is {optimizer.clip}; give a positive norm, or 0 for no clipping")
-    check(optimizer.weight_decay >= 0, f"weight_decay is {optimizer.weight_decay}; give 0 or more")
-    check(config.bucket_bytes >= 0, f"bucket_bytes is {config.bucket_bytes}; give a size in bytes, or 0 for no buckets")
-    check(config.batch >= 1, f"batch is {config.batch}; give at least 1 example")
-    check(config.microbatches >= 1, f"microbatches is {config.microbatches}; give at least 1")
-    check(config.steps >= 1, f"steps is {config.steps}; give at least 1")
-    check(0 <= config.seed < 2**32, f"seed is {config.seed}; give a whole number from 0 to {2**32 - 1}")
+    check_range("learning_rate", optimizer.learning_rate, 1e-30, 1e30)
+    check_range("warmup", optimizer.warmup, 0, MOST)
+    check_range("clip", optimizer.clip, 0, 1e30)
+    check_range("weight_decay", optimizer.weight_decay, 0, 1e30)
+    check_range("bucket_bytes", config.bucket_bytes, 0, 2**40)
+    check_range("batch", config.batch, 1, MOST)
+    check_range("microbatches", config.microbatches, 1, MOST)
+    check_range("steps", config.steps, 1, MOST)
+    check_range("seed", config.seed, 0, MOST_SEED)

@@ -24,7 +24,7 @@ from bench.ledger.report import account
 from bench.ledger.report import as_data as ledger_data
 from bench.proof.prove import proof_config, prove
 from bench.proof.trajectories import trajectories
-from bench.timing.timed_step import TIMED_STEPS, interleaved, ratio, timed_batch, timed_step
+from bench.timing.timed_step import TIMED_STEPS, interleaved, median_ratio, timed_batch, timed_step
 from shared.config import Config, DType, check
 from shared.placement.drawing import draw_placement
 from shared.placement.layout import layout
@@ -67,8 +67,10 @@ def time_steps(config: Config, counts: Sequence[int], rounds: int, say: Callable
                 "memory": {name: timed_steps[devices, name].memory for name in TWINS},
                 "seconds": {name: float(values.min()) for name, values in own.items()},
                 "losses": {name: timed_steps[devices, name].loss for name in TWINS},
-                "explicit_over_auto": ratio(own["explicit"], own["auto"]),
-                "communication_share": {name: 0.0 if bare is None else 1 - ratio(bare, own[name]) for name in TWINS},
+                "explicit_over_auto": median_ratio(own["explicit"], own["auto"]),
+                "communication_share": {
+                    name: 0.0 if bare is None else 1 - median_ratio(bare, own[name]) for name in TWINS
+                },
             }
         )
     return found

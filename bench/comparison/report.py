@@ -9,7 +9,8 @@ from rich.table import Table
 
 from bench.ledger.report import Account, print_entries
 from shared.config import Config
-from twinstep.communication.account import Collective
+from twinstep.communication.account import total_bytes, total_runs
+from twinstep.communication.entries import Collective
 from twinstep.communication.memory import Memory
 from twinstep.equivalence.leaves import Leaf
 from twinstep.equivalence.report import Report
@@ -60,7 +61,7 @@ def print_report(console: Console, rows: Sequence[Row], config: Config, proof: C
         table.add_row(f"  {name}", *(kinds(row.book.compiled[name]) for row in rows))
     table.add_row("[bold]input bytes of a device")
     for name in ("auto", "explicit"):
-        table.add_row(f"  {name}", *(f"{sum(c.total_bytes for c in row.book.compiled[name]):,}" for row in rows))
+        table.add_row(f"  {name}", *(str(total_bytes(row.book.compiled[name])) for row in rows))
     for name in ("auto", "explicit"):
         table.add_row(f"  predicted for {name}", *(prediction(row.book, name) for row in rows))
     table.add_row("[bold]MiB: arguments + rest, peak")
@@ -165,7 +166,7 @@ def prediction(book: Account, name: str) -> str:
 
 def kinds(sends: Sequence[Collective]) -> str:
     """How many collectives of each kind run in a step."""
-    counts = {kind: sum(c.count or 1 for c in sends if c.kind == kind) for kind in dict.fromkeys(c.kind for c in sends)}
+    counts = {kind: total_runs(c for c in sends if c.kind == kind) for kind in dict.fromkeys(c.kind for c in sends)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
 
 

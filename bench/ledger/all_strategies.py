@@ -20,11 +20,12 @@ from shared.config import Config, ModelConfig
 from shared.placement.layout import layout
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import STRATEGIES
-from shared.placement.traffic import predicted_traffic
+from shared.placement.traffic import predicted_traffic, traffic_totals
 from shared.runtime import startup
 from shared.training.reporter import open_output
-from twinstep.communication.account import totals
-from twinstep.communication.compiled import collectives, compile_readable
+from twinstep import collectives
+from twinstep.communication.account import total_on_wire, totals
+from twinstep.communication.compiled import compile_readable
 from twinstep.communication.memory import memory
 
 MODEL = Config(model=ModelConfig(layers=4, d_model=256, heads=8, d_ff=1024, seq_len=256, unroll=1), batch=32)
@@ -46,18 +47,18 @@ def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
     """One twin's step of one strategy: bytes on a device, and bytes put into collectives by kind."""
     twin = TWINS[name](config, make_mesh(config.strategy, devices))
     step = compile_readable(twin.train_step, *twin.shapes())
-    sends = collectives(step, twin.mesh)
+    sends = collectives(step, mesh=twin.mesh)
     predicted = predicted_traffic(config, twin.mesh.shape, name)
-    kinds: dict[str, int] = {}
-    for (kind, _), bytes in totals(sends).items():
-        kinds[kind] = kinds.get(kind, 0) + bytes
+    kinds: dict[str, float] = {}
+    for (kind, _), total in totals(sends).items():
+        kinds[kind] = kinds.get(kind, 0) + total.least
     return {
         "strategy": config.strategy,
         "twin": name,
         **dataclasses.asdict(memory(step)),
         "put_in": kinds,
-        "sent": sum(c.total_sent for c in sends),
-        "as_predicted": None if predicted is None else totals(predicted) == totals(sends),
+        "sent": total_on_wire(sends).least,
+        "as_predicted": None if predicted is None else traffic_totals(predicted) == totals(sends),
     }
 
 

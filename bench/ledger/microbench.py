@@ -2,7 +2,7 @@
 
 Every kind is timed from 1 KiB to 16 MiB, over the devices of this process and between two processes, and a straight
 line is fitted: time = latency + bytes sent / bandwidth. Sizes and bandwidths are in the terms of nccl-tests
-(twinstep/communication/account.py, `sent`), so that they can be compared with figures from elsewhere.
+(twinstep/communication/account.py, `bytes_on_wire`), so that they can be compared with figures from elsewhere.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from shared.config import check
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster, wait_for_all
 from shared.training.reporter import open_output
-from twinstep.communication.account import sent
+from twinstep.communication.account import bytes_on_wire
 
 SIZES = tuple(2**power for power in range(10, 25, 2))
 """Bytes, 1 KiB to 16 MiB: what nccl-tests calls the size, that is, all that a device puts in, but for all_gather all
@@ -76,7 +76,7 @@ class Cost:
 
     def predict(self, bytes: float) -> float:
         """Seconds for a collective into which each device puts so many bytes."""
-        return self.latency + sent(self.kind, self.devices, bytes) / self.bandwidth
+        return self.latency + bytes_on_wire(self.kind, self.devices, bytes) / self.bandwidth
 
 
 def put_in(kind: str, devices: int, size: int) -> int:
@@ -127,7 +127,7 @@ def fit(kind: str, devices: int, seconds: Mapping[int, float]) -> tuple[float, f
     Relative, as otherwise the largest sizes alone would count.
     """
     times = np.array(list(seconds.values()))
-    bytes = np.array([sent(kind, devices, put_in(kind, devices, size)) for size in seconds])
+    bytes = np.array([bytes_on_wire(kind, devices, put_in(kind, devices, size)) for size in seconds])
     latency, slope = np.linalg.lstsq(np.stack([1 / times, bytes / times], axis=1), np.ones(len(times)), rcond=None)[0]
     return max(float(latency), 0.0), 1 / max(float(slope), 1e-15)
 

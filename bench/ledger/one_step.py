@@ -27,7 +27,7 @@ from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.profiling import operation_times
 from shared.training.reporter import open_output
-from twinstep.communication.account import Collective
+from twinstep.communication.entries import Collective
 
 STEPS = 5
 """Steps in a profile."""
@@ -157,7 +157,7 @@ def print_times(
     console.print(table)
     for match in book.matches:
         if match.verdict != "the same":
-            explicit, auto = (1e3 * expected(side, costs) for side in (match.explicit, match.auto))
+            explicit, auto = (1e3 * expected(side, costs) for side in (match.first, match.second))
             console.print(
                 f"{match.verdict}: {explicit:.2f} ms in explicit, {auto:.2f} ms in auto, expected from cost and bytes"
             )

@@ -1,4 +1,4 @@
-"""The ledger of one training step on one mesh: predicted, asked for by name, compiled, and the twins side by side."""
+"""The ledger of one training step on one mesh: predicted, written, compiled, and the twins side by side."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,21 @@ import explicit_shardmap
 from shared.config import Config
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import degrees_of, label
-from shared.placement.traffic import Traffic, predicted_traffic
-from twinstep.communication.account import Collective, Match, matched, totals
-from twinstep.communication.traced import requested
+from shared.placement.traffic import Traffic, predicted_traffic, traffic_totals
+from twinstep import traced_collectives
+from twinstep.communication.account import (
+    Key,
+    Match,
+    Total,
+    bounds,
+    by_key,
+    match_collectives,
+    total_bytes,
+    total_on_wire,
+    total_runs,
+    totals,
+)
+from twinstep.communication.entries import Collective
 
 
 @dataclass(frozen=True)
@@ -25,15 +37,15 @@ class Account:
     """Twin to the strategy table's formula, or None where it has none."""
     compiled: Mapping[str, list[Collective]]
     """Twin to the collectives of its compiled training step."""
-    requested: list[Collective]
-    """What the explicit twin's author asked for by name, in its trace."""
+    traced: list[Collective]
+    """What is written in the explicit twin's source."""
     matches: Sequence[Match]
 
     @property
     def kept(self) -> Mapping[str, bool]:
         """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes; if there is one."""
         return {
-            name: totals(predicted) == totals(self.compiled[name])
+            name: traffic_totals(predicted) == totals(self.compiled[name])
             for name, predicted in self.predicted.items()
             if predicted is not None
         }
@@ -42,9 +54,9 @@ class Account:
 def account(config: Config, devices: int, compiled: Mapping[str, list[Collective]]) -> Account:
     """Put the twins' collectives beside the prediction and each other."""
     twin = explicit_shardmap.build(config, make_mesh(config.strategy, devices, config.mesh))
-    by_name = requested(twin.train_step, twin.shapes(), twin.mesh)
+    traced = traced_collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
     predicted = {name: predicted_traffic(config, twin.mesh.shape, name) for name in compiled}
-    return Account(predicted, compiled, by_name, matched(compiled["explicit"], compiled["auto"]))
+    return Account(predicted, compiled, traced, match_collectives(compiled["explicit"], compiled["auto"]))
 
 
 def as_data(book: Account) -> dict[str, Any]:
@@ -55,7 +67,7 @@ def as_data(book: Account) -> dict[str, Any]:
             **dataclasses.asdict(c),
             "bytes": c.bytes,
             "total_bytes": c.total_bytes,
-            "sent_per_device": c.total_sent,
+            "sent_per_device": total_on_wire([c]).most,
             "source": c.source,
         }
 
@@ -66,11 +78,12 @@ def as_data(book: Account) -> dict[str, Any]:
         },
         "compiled": {name: [entry(c) for c in entries] for name, entries in book.compiled.items()},
         "as_predicted": book.kept,
-        "requested": [entry(c) for c in book.requested],
+        "traced": [entry(c) for c in book.traced],
         "matches": [
             {
                 "verdict": match.verdict,
-                **{side: [entry(c) for c in getattr(match, side)] for side in ("explicit", "auto")},
+                "explicit": [entry(c) for c in match.first],
+                "auto": [entry(c) for c in match.second],
             }
             for match in book.matches
         ],
@@ -88,36 +101,35 @@ def print_account(console: Console, config: Config, devices: int, book: Account)
             console.print(f"predicted for {name}: not predicted, the partitioner decides")
         else:
             verdict = "[green]as compiled" if book.kept[name] else "[red]NOT as compiled"
-            console.print(f"predicted for {name}: {said(totals(predicted))}: {verdict}")
+            console.print(f"predicted for {name}: {said(traffic_totals(predicted))}: {verdict}")
     verdict = (
         "[green]as compiled"
-        if totals(book.requested) == totals(book.compiled["explicit"])
+        if totals(book.traced) == totals(book.compiled["explicit"])
         else "[yellow]otherwise compiled"
     )
-    console.print(f"asked for by name in explicit: {said(totals(book.requested))}: {verdict}")
+    console.print(f"written in explicit's source: {said(totals(book.traced))}: {verdict}")
     console.print("\n[bold]explicit / in its place, auto")
     for match in book.matches:
-        console.print(f"{match.verdict}: {said_of(match.explicit)} / {said_of(match.auto)}")
+        console.print(f"{match.verdict}: {said_of(match.first)} / {said_of(match.second)}")
 
 
 def said_of(side: Sequence[Collective]) -> str:
     """How many of what, in words."""
-    runs: dict[tuple[str, tuple[str, ...]], int] = {}
-    for c in side:
-        runs[c.kind, c.axes] = runs.get((c.kind, c.axes), 0) + (c.count or 1)
     return (
         ", ".join(
-            f"{runs[kind, axes]} {kind} over {', '.join(axes)}, {bytes:,} bytes"
-            for (kind, axes), bytes in totals(side).items()
+            f"{total_runs(group)} {kind} over {', '.join(axes) or 'other groups'}, {total_bytes(group)} bytes"
+            for (kind, axes), group in by_key(side).items()
         )
         or "nothing"
     )
 
 
-def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
-    """Bytes put in, by kind and axes, in words."""
+def said(found: Mapping[Key, Total]) -> str:
+    """Input bytes, by kind and axes, in words."""
     return (
-        ", ".join(f"{kind} over {', '.join(axes)} {bytes:,} bytes" for (kind, axes), bytes in found.items())
+        ", ".join(
+            f"{kind} over {', '.join(axes) or 'other groups'} {total} bytes" for (kind, axes), total in found.items()
+        )
         or "nothing"
     )
 
@@ -125,19 +137,18 @@ def said(found: Mapping[tuple[str, tuple[str, ...]], int]) -> str:
 def print_entries(console: Console, book: Account) -> None:
     """Every collective of both compiled steps, those from the same lines as one."""
     table = Table(box=None, pad_edge=False)
-    right = ("devices", "times", "arrays", "bytes put in", "sent by a device")
-    for heading in ("twin", "collective", "axes", *right, "asked for by"):
+    right = ("devices", "runs", "arrays", "input bytes", "bytes on the wire")
+    for heading in ("twin", "collective", "axes", *right, "source"):
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     for name, entries in book.compiled.items():
         alike: dict[tuple[str, tuple[str, ...], str], list[Collective]] = {}
         for c in entries:
             alike.setdefault((c.kind, c.axes, c.source), []).append(c)
         for (kind, axes, source), group in alike.items():
-            times = "?" if any(c.count is None for c in group) else f"{sum(c.count or 0 for c in group)}"
-            arrays = sum(c.arrays * (c.count or 1) for c in group)
-            bytes, sent = sum(c.total_bytes for c in group), sum(c.total_sent for c in group)
-            sizes = (str(group[0].participants), times, str(arrays), f"{bytes:,}", f"{sent:,.0f}")
-            table.add_row(name, kind, ", ".join(axes) or "others", *sizes, source + scopes(group))
+            arrays = bounds(group, lambda c: c.arrays)
+            sizes = (total_runs(group), arrays, total_bytes(group), total_on_wire(group))
+            columns = (str(group[0].participants), *map(str, sizes))
+            table.add_row(name, kind, ", ".join(axes) or "others", *columns, source + scopes(group))
     console.print(table)
 
 

@@ -155,8 +155,8 @@ def print_findings(console: Console, findings: list[Finding], well: list[bool]) 
     for heading in ("planted bug", "twin", "devices", "caught by", "error", "message"):
         table.add_column(heading, overflow="fold")
     for finding, good in zip(findings, well, strict=True):
-        said = [line.removeprefix("hint: ") for line in finding.message.splitlines()[1:]]
-        likely = [line for line in said if "exactly what comes of" in line] + [line for line in said if ":" in line]
+        lines = [line.removeprefix("hint: ") for line in finding.message.splitlines()[1:]]
+        likely = [line for line in lines if "exactly what comes of" in line] + [line for line in lines if ":" in line]
         cause = next(iter(likely), "nothing")
         caught = finding.tier or "[green]nothing" if good else f"[red]{finding.tier or 'nothing'}: WRONG"
         table.add_row(finding.name, finding.twin, str(finding.devices), caught, finding.figure, cause)

@@ -101,7 +101,7 @@ def planted(bug: Bug) -> Generator[Callable[..., Twin]]:
 
 @contextmanager
 def imported_from(folder: str, package: str) -> Generator[Any]:
-    """The package as it is in another folder; afterwards its name means again what it meant before."""
+    """Import the package from this folder; afterwards its name refers to the original again."""
 
     def ours() -> Mapping[str, Any]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == package}

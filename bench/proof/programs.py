@@ -62,7 +62,7 @@ def compiled(step: Any, state: TrainState, batch: Batch) -> Programs:
 
 
 def compiled_together(step: Any, state: TrainState, batch: Batch) -> Programs:
-    """The same as one program, in half the time: for many steps of which none is what anybody runs."""
+    """The same as one program, which compiles in half the time; nobody runs a step in this form."""
 
     def everything(state: TrainState, batch: Batch) -> tuple[Any, Any, Any]:
         return step.loss_and_grads(state, batch), step.logits(state, batch.tokens), step.train_step(state, batch)
@@ -73,6 +73,6 @@ def compiled_together(step: Any, state: TrainState, batch: Batch) -> Programs:
 
 @contextlib.contextmanager
 def computing_in(dtype: DType) -> Generator[None]:
-    """Within it, 64-bit numbers are allowed if they are asked for, and float32 is multiplied as float32 anywhere."""
+    """Within it, 64-bit numbers are enabled for float64, and float32 matmuls are done in float32 on any device."""
     with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
         yield

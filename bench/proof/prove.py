@@ -1,4 +1,4 @@
-"""The proof that the twins are the same step: everything that a step computes, held to the truth.
+"""The proof that the twins are the same step: everything that a step computes, compared with the truth.
 
 The truth is the oracle: the single-device step in float64. The proof takes a small model with everything switched on
 that can go wrong: dropout, a mask that leaves one device without a counted token, clipping, and SGD with learning rate
@@ -41,7 +41,7 @@ by more than 0.001. Half of that 0.001, since a gradient wrong by a factor of 1.
 
 
 def proof_heads(strategy: str, mesh: str) -> int:
-    """4, or as many as heads are split into on 8 devices or this mesh: the limits of float32 depend on the number."""
+    """4, or the degree that shards heads on 8 devices or this mesh: float32's limits depend on the number of heads."""
     row = find_strategy(strategy)
     degrees = read_degrees(mesh) if mesh else row.mesh_shape(DEVICE_COUNTS[-1])
     return max(4, math.prod(degrees.get(axis, 1) for axis in row.divisibility()["heads"]))
@@ -106,8 +106,8 @@ class Truth:
     state: TrainState
     batch: Batch
     results: Mapping[str, Any]
-    """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (float64: the
-    oracle is that)."""
+    """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (in float64
+    that is the oracle)."""
     moved: Mapping[str, float]
     """How far each leaf of the single-device step moves with one unit in the last place of the parameters."""
 

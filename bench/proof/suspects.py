@@ -32,7 +32,7 @@ def suspects(
     alone: Callable[[Batch], Results],
     before: Batch,
 ) -> Iterator[Suspect]:
-    """The mistakes that can be made with this batch, split by rows over so many devices.
+    """The mistakes that can be made with this batch, sharded by rows over so many devices.
 
     alone: the single-device step's results for any batch of this size. before: the batch of the step before. The
     optimizer must be SGD at learning rate 1, so that the update is the clipped gradient.
@@ -120,7 +120,7 @@ def suspects(
 
 
 def context_suspects(batch: Batch, devices: int, alone: Callable[..., Results]) -> Iterator[Suspect]:
-    """The mistakes that can be made with sequences that are split over so many devices."""
+    """The mistakes that can be made with sequences that are sharded over so many devices."""
     window = batch.tokens.shape[1]
     size = window // devices
     if devices == 1 or size * devices != window:
@@ -157,7 +157,7 @@ def context_suspects(batch: Batch, devices: int, alone: Callable[..., Results]) 
 
 
 def tensor_suspects(batch: Batch, devices: int, alone: Callable[..., Results]) -> Iterator[Suspect]:
-    """The mistakes that can be made with products that are split over so many devices."""
+    """The mistakes that can be made with matmuls that are sharded over so many devices."""
     if devices == 1:
         return
 

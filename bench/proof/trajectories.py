@@ -39,7 +39,7 @@ OPTIMIZERS = {
 
 
 def trajectory_config(optimizer: str, strategy: str, mesh: str = "") -> Config:
-    """The proof's model with one block, at a learning rate that is another in every step."""
+    """The proof's model with one block, at a learning rate that changes with every step."""
     config = proof_config("float32", strategy, mesh)
     model = dataclasses.replace(config.model, layers=1)
     return dataclasses.replace(config, model=model, optimizer=OPTIMIZERS[optimizer], steps=STEPS)

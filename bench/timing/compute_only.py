@@ -21,7 +21,7 @@ from shared.twin import Twin
 from twinstep.communication.compiled import compile_readable
 
 
-def unchanged(values: Any, *axes: Any, **options: Any) -> Any:
+def kept(values: Any, *axes: Any, **options: Any) -> Any:
     """In place of `lax.pmean`, `psum`, `pmax`, `ppermute` and `pcast`."""
     return values
 
@@ -42,7 +42,7 @@ def exchanged(values: Array, axis_name: str, split_axis: int, concat_axis: int, 
 
 
 STAND_INS: Any = {
-    **dict.fromkeys(("pmean", "psum", "pmax", "ppermute", "pcast"), unchanged),
+    **dict.fromkeys(("pmean", "psum", "pmax", "ppermute", "pcast"), kept),
     "all_gather": gathered,
     "psum_scatter": scattered,
     "all_to_all": exchanged,

@@ -23,7 +23,7 @@ def start(
     """`python` with these arguments, and what `each` adds, in so many processes, which find each other on loopback.
 
     Each computes with as many threads as are its share of the cores, so that they do not wait for one another's. (They
-    are not bound to cores: gloo has a thread of its own, which one core would run in turns with the step's.)
+    are not bound to cores: gloo has a thread of its own, which one core would share with the step's.)
     """
     coordinator = f"127.0.0.1:{free_port()}"
     threads = str(max((os.cpu_count() or 1) // processes, 1))

@@ -18,11 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.timing.local_launcher import run_together
-from bench.timing.timed_step import TimedStep, interleaved, ratio, timed_step
+from bench.timing.timed_step import TimedStep, interleaved, median_ratio, timed_step
 from shared.config import Config, check
 from shared.runtime import processes, startup
 from shared.runtime.processes import Cluster
 from shared.training.reporter import open_output
+from twinstep.communication.account import total_bytes
 
 BARE = "explicit, sending nothing"
 
@@ -36,7 +37,7 @@ class ProcessesCommand:
     devices: int | None = None
     """Devices over all processes; by default all there are, or one simulated device in each process."""
     rounds: int = 20
-    """Rounds in which all steps are timed in turns."""
+    """Rounds of interleaved timing of all steps."""
     json: Path | None = None
     """File for all that was found, as JSON."""
 
@@ -50,17 +51,17 @@ def run(command: ProcessesCommand) -> int:
         return 0
     found, devices = startup.start_all(command.cluster, command.devices)
     file = open_output(command.json, "--json") if command.json and processes.is_first() else None
-    rows = measure(command.config, devices, command.rounds)
+    rows = time_forms(command.config, devices, command.rounds)
     if processes.is_first():
-        print_rows(Console(highlight=False, soft_wrap=True, width=120), found, rows)
+        print_forms(Console(highlight=False, soft_wrap=True, width=120), found, rows)
         if file:
             with file:
                 json.dump({"runtime": dataclasses.asdict(found), "rows": rows}, file, indent=2)
     return 0
 
 
-def measure(config: Config, devices: int, rounds: int) -> list[dict[str, Any]]:
-    """Time every form of the step, in turns in all processes."""
+def time_forms(config: Config, devices: int, rounds: int) -> list[dict[str, Any]]:
+    """Time every form of the step, interleaved, in all processes together."""
     forms: dict[str, tuple[str, Config]] = {
         "auto": ("auto", config),
         "explicit, in buckets": ("explicit", config),
@@ -73,16 +74,16 @@ def measure(config: Config, devices: int, rounds: int) -> list[dict[str, Any]]:
         {
             "step": name,
             "arrays": sum(collective.arrays for collective in made.sends),
-            "bytes": sum(collective.total_bytes for collective in made.sends),
+            "bytes": total_bytes(made.sends).least,
             "seconds": float(seconds[name].min()),
-            "over_sending_nothing": ratio(seconds[name], seconds[BARE]),
+            "over_sending_nothing": median_ratio(seconds[name], seconds[BARE]),
             "loss": made.loss,
         }
         for name, made in timed_steps.items()
     ]
 
 
-def print_rows(console: Console, found: startup.Runtime, rows: Sequence[dict[str, Any]]) -> None:
+def print_forms(console: Console, found: startup.Runtime, rows: Sequence[dict[str, Any]]) -> None:
     """One line for each form of the step."""
     table = Table("step", "arrays sent", "bytes", "fastest", "over sending nothing", "loss", box=None, pad_edge=False)
     for row in rows:

@@ -1,7 +1,7 @@
-"""Time of compiled steps, in one process, taken in turns.
+"""Time of compiled steps, in one process, interleaved.
 
 On a shared machine a time means little by itself, and two times taken one after the other hardly more. So all steps
-that are to be compared run in turns, and their ratio is the median over rounds of the ratio within a round.
+that are to be compared run interleaved, and their ratio is the median over rounds of the ratio within a round.
 """
 
 import math
@@ -20,7 +20,9 @@ from shared.data.batches import Batch, Dataset
 from shared.data.corpus import read_corpus
 from shared.placement.mesh import make_mesh
 from shared.runtime.processes import wait_for_all
-from twinstep.communication.compiled import Collective, collectives, compile_readable
+from twinstep import collectives
+from twinstep.communication.compiled import compile_readable
+from twinstep.communication.entries import Collective
 from twinstep.communication.memory import Memory, memory
 
 TIMED_STEPS = ("auto", "explicit", "compute only")
@@ -56,7 +58,7 @@ def timed_step(name: str, config: Config, devices: int) -> TimedStep:
         twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
         step = compile_readable(twin.train_step, *twin.shapes())
     state, batch = twin.init(jax.random.key(config.seed)), twin.place_batch(timed_batch(config))
-    made = TimedStep(step, state, batch, sends=collectives(step, twin.mesh), memory=memory(step))
+    made = TimedStep(step, state, batch, sends=collectives(step, mesh=twin.mesh), memory=memory(step))
     made.run(2)
     return made
 
@@ -67,7 +69,7 @@ def timed_batch(config: Config) -> Batch:
 
 
 def interleaved(timed_steps: Mapping[Any, TimedStep], rounds: int, steps: int = 1) -> dict[Any, np.ndarray]:
-    """Seconds per step of each, (rounds,). Every round begins with another, as the first may pay for the last."""
+    """Seconds per step of each, (rounds,). Rounds begin with different ones, as the first may pay for the last."""
     names = list(timed_steps)
     seconds: dict[Any, list[float]] = {name: [] for name in names}
     for number in range(rounds):
@@ -80,6 +82,6 @@ def interleaved(timed_steps: Mapping[Any, TimedStep], rounds: int, steps: int = 
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
+def median_ratio(numerator: np.ndarray, denominator: np.ndarray) -> float:
     """Median over rounds of the ratio within a round."""
     return float(np.median(numerator / denominator))

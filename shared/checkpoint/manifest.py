@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: the run it belongs to, and a digest of every array in it."""
+"""The manifest of a checkpoint: the run it belongs to, and a digest of every array in it."""
 
 import dataclasses
 import hashlib
@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from flax.traverse_util import flatten_dict
+
 from shared.config import Config, InputError, ModelConfig, OptimizerConfig
-from shared.data.batches import Dataset
 from shared.placement.strategies import ALIASES
+from shared.runtime.keys import KEY_TYPE
 
 FORMAT = 1
-"""Number of this layout of checkpoints; another one is refused."""
+"""Version of this layout of checkpoints; others are refused."""
 
 FREE_FIELDS = ("strategy", "mesh", "microbatches", "model.remat", "model.unroll", "bucket_bytes")
-"""Fields of a configuration that say how a step is computed, not which; a run may go on with others."""
-
+"""Fields of a configuration that change how a step is computed, not its result; a run may resume with others."""
 
 FORMER_NAMES = {"width": "d_model", "hidden": "d_ff", "window": "seq_len"}
 """Fields of the model as checkpoints saved before 2026-12 name them."""
@@ -43,8 +45,15 @@ class Manifest:
     text: str
     """sha256 of the training text, and how many bytes it has."""
     program: str
-    """Who saved it: the twin, its mesh, and the versions of what it stands on."""
+    """The twin that saved it, and its mesh."""
     leaves: Mapping[str, StoredArray]
+    key_type: str = KEY_TYPE
+    """Type of the random key (`jax.random.key_impl`)."""
+
+    @property
+    def text_size(self) -> int:
+        """Bytes of the training text."""
+        return int(self.text.split()[1])
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data that `from_json` reads."""
@@ -53,7 +62,7 @@ class Manifest:
 
     @staticmethod
     def from_json(data: Any) -> "Manifest":
-        """Raises ValueError if the data is not what `to_json` made, or of another format."""
+        """Read the data that `to_json` made. Raises ValueError if it was changed or has a different format."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"its manifest is not one of format {FORMAT}")
         content = {name: value for name, value in data.items() if name != "sha256"}
@@ -68,6 +77,7 @@ class Manifest:
             config=Config(ModelConfig(**model), optimizer, **config),
             text=content["text"],
             program=content["program"],
+            key_type=content.get("key_type", KEY_TYPE),  # checkpoints saved before 2026-12 do not have it
             leaves={
                 name: StoredArray(tuple(leaf["shape"]), leaf["dtype"], leaf["digest"])
                 for name, leaf in content["leaves"].items()
@@ -76,7 +86,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of one step's folder. Raises ValueError if it is missing or not whole.
+    """The manifest of one step's folder. Raises ValueError if it is missing or damaged.
 
     Orbax keeps JSON in a file called metadata; reading it here needs neither Orbax nor a started JAX.
     """
@@ -88,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
     except InputError:
         raise
     except (ValueError, KeyError, TypeError):
-        raise InputError("its manifest is not whole") from None
+        raise InputError("its manifest is damaged") from None
 
 
 def content_hash(content: Mapping[str, Any]) -> str:
@@ -96,13 +106,13 @@ def content_hash(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def describe_text(dataset: Dataset) -> str:
-    """The text a run is trained on, as a manifest names it."""
-    return f"{hashlib.sha256(dataset.text.tobytes()).hexdigest()}, {dataset.text.size} bytes"
+def text_hash(text: np.ndarray) -> str:
+    """Return sha256 and size of a training text, bytes as (N,) uint8, as manifests have them."""
+    return f"{hashlib.sha256(text.tobytes()).hexdigest()}, {text.size} bytes"
 
 
 def saved_steps(directory: Path) -> list[int]:
-    """The steps that have a folder in the directory, newest first; empty if there is no directory."""
+    """Return the steps that have a folder in the directory, newest first; none if there is no directory."""
     if not directory.is_dir():
         return []
     names = (path.name for path in directory.iterdir() if path.is_dir())
@@ -110,27 +120,24 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def misfits(manifest: Manifest, config: Config, text: str) -> list[str]:
-    """The fields that forbid to go on from this checkpoint with this configuration and text, with both values."""
-    saved, asked = flat(manifest.config), flat(config)
+    """Return the fields that differ between a checkpoint and a run that would resume from it, with both values."""
+    saved, requested = flat(manifest.config), flat(config)
     free = set(FREE_FIELDS)
     if config.optimizer.schedule == "constant":
         free.add("steps")  # the learning rate does not depend on it
     found = [
-        f"{name} (saved {saved[name]}, asked {asked[name]})"
+        f"{name} (saved {saved[name]}, requested {requested[name]})"
         for name in saved
-        if name not in free and saved[name] != asked[name]
+        if name not in free and saved[name] != requested[name]
     ]
     if manifest.text != text:
-        found.append(f"training text (saved {short(manifest.text)}, asked {short(text)})")
+        found.append(f"training text (saved {short(manifest.text)}, requested {short(text)})")
     return found
 
 
 def flat(config: Config) -> dict[str, Any]:
     """A configuration's fields by name, those of its parts as model.layers."""
-    found = {}
-    for name, value in dataclasses.asdict(config).items():
-        found.update({f"{name}.{inner}": x for inner, x in value.items()} if isinstance(value, dict) else {name: value})
-    return found
+    return flatten_dict(dataclasses.asdict(config), sep=".")
 
 
 def short(text: str) -> str:

@@ -1,16 +1,14 @@
 """Saving the states of a run (Orbax), so that what is restored (reader.py) can be verified.
 
-DIR/120/state holds the arrays after step 120 by name, and DIR/120/manifest (manifest.py) what they belong to and
-a digest of each. Orbax itself would load flipped bytes and cast types without a word. Of several processes, each writes
-what its own devices hold.
+DIR/120/state holds the arrays after step 120 by name, and DIR/120/manifest (manifest.py) what they belong to and a
+digest of each: Orbax itself loads flipped bytes and casts types without an error. Each of several processes writes what
+its own devices hold.
 """
 
 import dataclasses
 import functools
-import logging
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+import shutil
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,50 +18,79 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from shared.checkpoint.digest import digests
-from shared.checkpoint.manifest import Manifest, StoredArray
+from shared.checkpoint.errors import as_input_error, quiet
+from shared.checkpoint.manifest import Manifest, StoredArray, saved_steps
 from shared.config import InputError, check
-from shared.model.state import TrainState
+from shared.model.state import TrainState, abstract_state
 from shared.runtime import processes
 from shared.runtime.compilation import fast_compilation
 from twinstep.tree import named_leaves
 
-# Orbax logs its every move, and errors that it raises as well, once for each array.
-for chatty in ("absl", "asyncio"):
-    logging.getLogger(chatty).setLevel(logging.CRITICAL)
-tell_unraisable = sys.unraisablehook
-
-
-def tell_no_leftovers(unraisable: Any) -> None:
-    """When a save fails, TensorStore still calls into the event loop that Orbax has closed: that is no news."""
-    if "Event loop is closed" not in str(unraisable.exc_value):
-        tell_unraisable(unraisable)
-
-
-sys.unraisablehook = tell_no_leftovers
+REMEDY = "give --checkpoint-dir a folder to write to"
 
 
 class Writer:
-    """Saves states of one run while it goes on. Use as a context: leaving it waits for the last save.
+    """Saves states of one run while it trains. A context; leaving it waits for the last save.
 
-    Raises ValueError if the directory cannot be written to.
+    Entering raises ValueError if the directory cannot be written to.
     """
 
     def __init__(self, directory: Path, keep: int, manifest: Manifest):
-        self.directory, self.manifest = directory, manifest
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-        with plain_errors(f"cannot write checkpoints to {directory}", "give --checkpoint-dir a folder to write to"):
-            directory.mkdir(parents=True, exist_ok=True)
-            self.manager = ocp.CheckpointManager(directory.absolute(), options=options)
+        self.directory, self.keep, self.manifest = directory, keep, manifest
         self.saved: int | None = None
 
     def __enter__(self) -> "Writer":
+        # Directories are created before the threads that write into them start: where that fails, Orbax's threads would
+        # wait for them for 20 minutes, and Python, at its exit, for the threads.
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=self.keep,
+            cleanup_tmp_directories=True,
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        )
+        with ExitStack() as stack:
+            stack.enter_context(quiet())
+            self.make_room()
+            with as_input_error(f"cannot write checkpoints to {self.directory}", REMEDY):
+                self.manager = ocp.CheckpointManager(self.directory.absolute(), options=options)
+            self.stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: Any, *error: object) -> None:
-        if kind is None or jax.process_count() == 1:
-            self.wait()
-            self.manager.close()
-        # With several processes, one that failed may not wait for the others, which may be lost.
+        with self.stack:
+            if kind is None:
+                self.wait()
+                self.manager.close()
+            elif jax.process_count() == 1:
+                with suppress(Exception):  # what ends the run is reported, not what follows from it
+                    self.manager.close()
+            # With several processes, one that failed may not wait for the others, which may be lost.
+
+    def make_room(self) -> None:
+        """Create the directory, remove unfinished saves and all but the newest `keep` steps, and check the free space.
+
+        Raises ValueError, in all processes, if it cannot be written to or has no space for a checkpoint.
+        """
+        problem = ""
+        if processes.is_first():
+            try:
+                with as_input_error(f"cannot write checkpoints to {self.directory}", REMEDY):
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    for path in self.directory.glob("*.orbax-checkpoint-tmp"):
+                        shutil.rmtree(path)
+                    for step in saved_steps(self.directory)[self.keep :]:
+                        shutil.rmtree(self.directory / str(step))
+                    disk = shutil.disk_usage(self.directory)
+                leaves = stored_leaves(abstract_state(self.manifest.config))
+                size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves.values())
+                check(
+                    size <= disk.free or disk.total == 0,  # a file system that does not report its size
+                    f"a checkpoint has {size:,} bytes, but {self.directory} only {disk.free:,} bytes of free space; "
+                    "make room, or give another --checkpoint-dir",
+                )
+            except InputError as error:
+                problem = str(error)
+        problem = processes.first_problem(problem)
+        check(not problem, problem)
 
     def save(self, step: int, state: TrainState) -> None:
         """Begin to save the state after this step; returns when its arrays may be donated.
@@ -72,6 +99,7 @@ class Writer:
         """
         if step == self.saved:
             return
+        self.wait()
         leaves = stored_leaves(state)
         bad = not_finite(leaves)
         check(not bad, f"not saved: the state after step {step} has numbers in {bad} that are not finite; try --clip 1")
@@ -79,8 +107,9 @@ class Writer:
             name: StoredArray(leaves[name].shape, str(leaves[name].dtype), digest)
             for name, digest in digests(leaves).items()
         }
-        manifest = dataclasses.replace(self.manifest, step=step, leaves=described)
-        with plain_errors(f"cannot save step {step} to {self.directory}", "earlier checkpoints are kept"):
+        key_type = str(jax.random.key_impl(state.key))
+        manifest = dataclasses.replace(self.manifest, step=step, leaves=described, key_type=key_type)
+        with self.reported(step):
             self.manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -90,14 +119,20 @@ class Writer:
         self.saved = step
 
     def wait(self) -> None:
-        """Until what was begun is saved. Raises ValueError if it could not be."""
-        with plain_errors(f"cannot save step {self.saved} to {self.directory}", "earlier checkpoints are kept"):
+        """Wait until the save that was begun is committed. Raises ValueError, naming its step, if it failed."""
+        with self.reported(self.saved):
             self.manager.wait_until_finished()
             self.manager.check_for_errors()
 
+    def reported(self, step: int | None) -> AbstractContextManager[None]:
+        """Turn errors of saving this step into one line that says which checkpoints remain."""
+        kept = saved_steps(self.directory)
+        remain = f"the newest checkpoint there is that of step {kept[0]}" if kept else "no checkpoint is there yet"
+        return as_input_error(f"cannot save step {step} to {self.directory}", remain)
+
 
 def stored_leaves(state: TrainState) -> dict[str, Any]:
-    """The state's arrays by name, with the random key as the numbers it is made of."""
+    """The state's arrays by name, the random key as its data (uint32)."""
     key = state.key
     if isinstance(key, jax.ShapeDtypeStruct):
         data = jax.eval_shape(jax.random.key_data, key)
@@ -119,20 +154,3 @@ def all_finite() -> Any:
     """Whether each of a dictionary of arrays holds only finite numbers, as one program."""
     finite = partial(jax.tree.map, lambda leaf: jnp.isfinite(leaf).all())
     return jax.jit(finite, compiler_options=fast_compilation())
-
-
-@contextmanager
-def plain_errors(what: str, remedy: str) -> Generator[None]:
-    """Within it, anything that goes wrong raises InputError with one line."""
-    try:
-        yield
-    except Exception as error:
-        if processes.is_loss(error):
-            raise
-        raise InputError(f"{what}: {one_line(error)}; {remedy}") from None
-
-
-def one_line(error: Exception) -> str:
-    """The beginning of an error's message, which Orbax and TensorStore spread over many lines."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) < 200 else f"{lines[0][:200]}…"

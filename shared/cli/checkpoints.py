@@ -1,4 +1,4 @@
-"""`inspect` and `roundtrip`: what is in a folder of checkpoints, and whether saving and restoring works here."""
+"""`inspect` and `roundtrip`: list a folder of checkpoints, and verify that saving and restoring works."""
 
 import tempfile
 from collections.abc import Callable
@@ -6,26 +6,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import jax
 import numpy as np
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from shared.checkpoint.manifest import Manifest, describe_text, flat, saved_steps
+from shared.checkpoint.manifest import Manifest, flat, saved_steps, text_hash
+from shared.cli.preparation import requested_devices
 from shared.config import Config, check
 from shared.data.batches import Dataset
 from shared.data.corpus import read_corpus
 from shared.model.state import live_model
 from shared.placement.mesh import make_mesh
 from shared.runtime import startup
+from shared.runtime.keys import random_key
 from shared.runtime.processes import Cluster
 from shared.twin import Twin
 
 
 @dataclass(frozen=True)
 class InspectCommand:
-    """List the checkpoints in a folder: steps, sizes, configuration, and whether each is what was saved."""
+    """List the checkpoints in a folder: steps, sizes, configuration, and whether each verifies."""
 
     checkpoint_dir: Annotated[Path, tyro.conf.Positional]
     """Folder that `train --checkpoint-dir` saved to."""
@@ -67,33 +68,33 @@ class RoundtripCommand:
 
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
     devices: int | None = None
-    """Number of devices; by default all there are, or 4 simulated ones on a CPU."""
+    """Number of devices; by default as many as --mesh says, all there are, or 4 simulated ones."""
 
 
 def run_roundtrip(build: Callable[..., Twin], program: str, command: RoundtripCommand) -> int:
-    """Do it and print what was found; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
+    """Print the result; returns the exit code: 0 if the logits match bit for bit, 1 if not."""
     from shared.checkpoint.reader import restore_newest
     from shared.checkpoint.writer import Writer
 
     config = command.config
     dataset = Dataset(read_corpus("python-docs"), config.model.seq_len, config.batch, config.seed)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
-    _, devices = startup.start_all(Cluster(), command.devices, float64=float64)
+    _, devices = startup.start_all(Cluster(), requested_devices(config, command.devices), float64=float64)
     twin = build(config, make_mesh(config.strategy, devices, config.mesh))
     batch = twin.place_batch(dataset(0))
-    state, _ = twin.train_step(twin.init(jax.random.key(config.seed)), batch)
+    state, _ = twin.train_step(twin.init(random_key(config.seed)), batch)
     before = np.asarray(twin.logits(state, batch.tokens))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Writer(folder, 1, Manifest(0, config, describe_text(dataset), program, {})) as writer:
+        with Writer(folder, 1, Manifest(0, config, text_hash(dataset.text), program, {})) as writer:
             writer.save(1, state)
-        fresh = twin.init(jax.random.key(config.seed + 1))
+        fresh = twin.init(random_key(config.seed ^ 1))
         other = np.asarray(twin.logits(fresh, batch.tokens))
         found = restore_newest(folder, twin, print)
         assert found is not None
         restored, manifest = found
     after = np.asarray(twin.logits(restored, batch.tokens))
-    model = live_model(config, restored)  # an ordinary NNX module, called without any of the twin
+    model = live_model(config, restored)  # an ordinary NNX module, called without the twin
     called = np.asarray(model(batch.tokens))
     difference = np.abs(called.astype(np.float64) - before).max() / np.abs(before).max()
     equal = np.array_equal(before, after) and difference < 1e-2

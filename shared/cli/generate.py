@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from shared.checkpoint.manifest import read_manifest, saved_steps
-from shared.config import Config, InputError, check
+from shared.config import Config, InputError, check, check_range
 from shared.generation.generate import Display, check_choice, generate
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import find_strategy
@@ -29,19 +29,19 @@ class GenerateCommand:
     checkpoint_dir: Path
     """Folder that `train --checkpoint-dir` saved to."""
     prompt: str = ""
-    """Text to continue; of one longer than the model's window, the end."""
+    """Text to continue; only the last seq_len bytes of a longer one are used."""
     tokens: int = 500
     """Bytes to generate."""
     temperature: float = 1.0
-    """What the logits are divided by: less is safer text, 0 always takes the likeliest byte."""
+    """Divides the logits: lower is safer text, 0 always takes the likeliest byte."""
     top_k: int = 0
-    """Draw only from so many likeliest bytes; 0 draws from all."""
+    """Sample only from the k likeliest bytes; 0 samples from all."""
     seed: int = 0
-    """Seed of the draws."""
+    """Seed of the sampling."""
     samples: int = 1
-    """Continuations, side by side on the devices. The first is shown as it is made, the others after it."""
+    """Continuations, side by side on the devices. The first is printed as it is generated, the others after it."""
     no_cache: bool = False
-    """Run the whole window through the model for every byte, instead of keeping attention keys and values."""
+    """Run the whole window through the model for every byte, instead of using a KV cache."""
     devices: int | None = None
     """Number of devices, over all processes; by default all there are, or 1 on a CPU."""
     cluster: Annotated[Cluster, tyro.conf.arg(name="")] = field(default_factory=Cluster)
@@ -49,32 +49,32 @@ class GenerateCommand:
 
 def run_generate(build: Callable[..., Twin], program: str, command: GenerateCommand) -> int:
     """Print the prompt and its continuations."""
-    check(command.samples >= 1, f"samples is {command.samples}; give at least 1")
+    check_range("samples", command.samples, 1, 10_000)
     check_choice(command.tokens, command.temperature, command.top_k, command.seed)
     from shared.checkpoint.reader import restore_newest
 
     folder = command.checkpoint_dir
     steps = saved_steps(folder)
     check(bool(steps), f"no checkpoint in {folder}; give a folder that `train` saved to")
-    # How training was spread over devices need not be how generation is.
+    # Generation need not be sharded as training was.
     config = dataclasses.replace(newest_config(folder, steps), mesh="", microbatches=1)
     float64 = "float64" in (config.model.dtype, config.model.param_dtype)
     found, devices = startup.start_all(command.cluster, command.devices, alone=1, float64=float64)
-    say = Output(processes.is_first())
+    output = Output(processes.is_first())
     mesh = make_mesh(config.strategy, devices)
-    # Rows are split over devices, so there is at least one for each; those beyond --samples are not shown.
-    split = find_strategy(config.strategy).batch_devices(mesh.shape)
-    rows = -(-command.samples // split) * split
+    # Examples are sharded, so there is at least one per shard; those beyond --samples are not printed.
+    shards = find_strategy(config.strategy).batch_devices(mesh.shape)
+    rows = -(-command.samples // shards) * shards
     twin = build(dataclasses.replace(config, batch=rows), mesh)
-    restored = restore_newest(folder, twin, say.aside)
+    restored = restore_newest(folder, twin, output.aside)
     if restored is None:
         raise InputError(f"the checkpoints in {folder} are gone; give a folder that `train` saved to")
     state, manifest = restored
 
     prompt = os.fsencode(command.prompt)  # the bytes that were typed, whether or not they are UTF-8
     shown = Display()
-    say.text(shown(prompt))
-    drawn: list[np.ndarray] = []
+    output.text(shown(prompt))
+    sampled: list[np.ndarray] = []
     begin = time.perf_counter()
     for number, tokens in enumerate(
         generate(
@@ -88,18 +88,18 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
             cached=not command.no_cache,
         )
     ):
-        say.text(shown(bytes([tokens[0]])))
-        drawn.append(tokens)
+        output.text(shown(bytes([tokens[0]])))
+        sampled.append(tokens)
         if number == 1:
             begin = time.perf_counter()  # the first two compiled: a whole window, and a single token
     seconds = time.perf_counter() - begin
-    say.text(shown(b"", last=True) + "\n")
+    output.text(shown(b"", last=True) + "\n")
     for row in range(1, command.samples):
-        continuation = bytes(int(tokens[row]) for tokens in drawn)
-        say.text(f"---\n{Display()(prompt + continuation, last=True)}\n")
+        continuation = bytes(int(tokens[row]) for tokens in sampled)
+        output.text(f"---\n{Display()(prompt + continuation, last=True)}\n")
     if command.tokens > 2:
         speed = (command.tokens - 2) / seconds
-        say.aside(
+        output.aside(
             f"step {manifest.step}, {program} on {dict(mesh.shape)} ({found.platform}): "
             f"{speed:,.0f} tokens/s in each of {rows} row{'s' * (rows > 1)}"
         )
@@ -107,29 +107,29 @@ def run_generate(build: Callable[..., Twin], program: str, command: GenerateComm
 
 
 def newest_config(folder: Path, steps: list[int]) -> Config:
-    """The configuration of the newest step that tells it; all steps of a folder have the same model."""
+    """Return the configuration of the newest readable step; all steps of a folder have the same model."""
     problems = []
     for step in steps:
         try:
             return read_manifest(folder / str(step)).config
         except InputError as error:
             problems.append(f"step {step}: {error}")
-    raise InputError(f"no step in {folder} can be restored ({'; '.join(problems)}); train anew")
+    raise InputError(f"no step in {folder} can be restored ({'; '.join(problems)}); train again")
 
 
 @dataclass(frozen=True)
 class Output:
-    """What process 0 prints; the others print nothing."""
+    """Prints in process 0 only."""
 
     first: bool
 
     def text(self, text: str) -> None:
-        """The text itself, at once."""
+        """Print the text itself, at once."""
         if self.first:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     def aside(self, line: str) -> None:
-        """What is said about it, beside the text."""
+        """Print a line about it to standard error."""
         if self.first:
             print(line, file=sys.stderr)

@@ -1,8 +1,8 @@
 """Batches of text: a pure function of (seed, step), the same for any number of devices or processes.
 
-An epoch cuts the text into windows that do not overlap and visits them in an order drawn from (seed, epoch). This
-is why no input library is needed: the whole state of the data is the step number, so there is nothing to checkpoint.
-(`grain` does this for data that does not fit in memory.)
+An epoch cuts the text into windows that do not overlap and visits them in an order drawn from (seed, epoch). The whole
+state of the data is the step number, so there is nothing to checkpoint and no input library is needed. (`grain` does
+this for data that does not fit in memory.)
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from shared.config import check
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """One global batch, as JAX arrays split over devices as the strategy table says, or in numpy.
+    """One global batch: JAX arrays sharded by the strategy table, or numpy arrays.
 
-    In numpy it may be only the rows that one process needs.
+    In numpy it may have only the examples that one process needs.
     """
 
     tokens: Any
@@ -30,16 +30,16 @@ class Batch:
     weights: Any
     """(B, T) float32: how much each position counts in the loss; 0 masks it."""
     rows: Any
-    """(B,) uint32: each example's place in the global batch, from which its dropout masks are drawn."""
+    """(B,) uint32: each example's index in the global batch, from which its dropout masks are drawn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Windows of one text.
 
-    text: bytes as (N,) uint8. The last window is filled up with masked positions, so that every byte but the first
-    is a target once in an epoch. Raises ValueError if the text is shorter than one window, or has fewer windows than
-    a batch has examples.
+    text: bytes as (N,) uint8. The last window is padded with masked positions, so that every byte but the first is a
+    target once in an epoch. Raises ValueError if the text is shorter than one window, or has fewer windows than a batch
+    has examples.
     """
 
     text: np.ndarray
@@ -52,12 +52,12 @@ class Dataset:
         check(
             size > self.window,
             f"the text has {size} bytes, but a window of {self.window} needs {self.window + 1}; "
-            "give a longer text or a smaller --window",
+            "give a longer text or a smaller --seq-len",
         )
         check(
             self.windows >= self.batch,
             f"the text has {self.windows} windows of {self.window}, too few for a batch of {self.batch}; "
-            "give a longer text, a smaller --batch or a smaller --window",
+            "give a longer text, a smaller --batch or a smaller --seq-len",
         )
 
     @property
@@ -67,17 +67,17 @@ class Dataset:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Full batches in an epoch; windows left over wait for the next epoch's order."""
+        """Full batches in an epoch; windows left over are skipped in this epoch."""
         return self.windows // self.batch
 
     def __call__(self, step: int, rows: slice = slice(None)) -> Batch:
-        """The global batch of this step, or some rows of it, in memory of its own (JAX on CPU may use it in place)."""
+        """Return the global batch of this step, or some rows of it, copied: JAX on CPU may use its memory in place."""
         epoch, number = divmod(step, self.batches_per_epoch)
         order = epoch_order(self.seed, epoch, self.windows)
         return self.cut(order[number * self.batch : (number + 1) * self.batch], rows)
 
     def cut(self, windows_B: np.ndarray, rows: slice = slice(None)) -> Batch:
-        """The given windows, by number, as a batch, of which only some rows are read and returned."""
+        """Return these windows, by number, as a batch, or some rows of it."""
         positions_BT = windows_B[rows, None] * self.window + np.arange(self.window)
         counted_BT = positions_BT + 1 < self.text.size
         last = self.text.size - 1
@@ -91,12 +91,12 @@ class Dataset:
 
 @lru_cache(maxsize=4)
 def epoch_order(seed: int, epoch: int, windows: int) -> np.ndarray:
-    """The order in which an epoch visits its windows: a permutation drawn from (seed, epoch)."""
+    """Return the order in which an epoch visits its windows: a permutation drawn from (seed, epoch)."""
     order = np.random.default_rng((seed, epoch)).permutation(windows)
     order.flags.writeable = False
     return order
 
 
 def microbatches(batch: Batch, parts: int) -> Batch:
-    """The batch's rows (B, ...) in so many parts, (parts, B / parts, ...)."""
+    """Reshape the batch's examples (B, ...) to (parts, B / parts, ...)."""
     return jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), batch)

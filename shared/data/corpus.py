@@ -1,7 +1,6 @@
 """Texts to train on, as bytes: a file, Tiny Shakespeare, or the Python documentation that comes with Python."""
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from shared.config import InputError, check
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 CORPORA = ("python-docs", "tiny-shakespeare")
-TIMEOUT_S = 60
-"""Longest time for a whole download, and, divided by six, for the server's silence."""
+TIMEOUT_S = 10
+"""Longest wait for an answer, or for more of it, from the server of a download."""
 
 
 def read_file(path: Path) -> np.ndarray:
@@ -30,9 +29,9 @@ def read_file(path: Path) -> np.ndarray:
 def read_corpus(name: str, cache_dir: Path | None = None) -> np.ndarray:
     """A named corpus's bytes, (N,) uint8.
 
-    `python-docs` is the text of Python's `help()` topics, always there; it differs between Python versions.
-    `tiny-shakespeare` is taken from `cache_dir` (by default the user's cache) or downloaded into it once, whole or not
-    at all, and checked against its sha256. Raises ValueError for another name, or if it can be had neither way.
+    `python-docs` is the text of Python's `help()` topics, always available; it differs between Python versions.
+    `tiny-shakespeare` is read from `cache_dir` (by default the user's cache) or downloaded into it once, completely or
+    not at all, and checked against its sha256. Raises ValueError for an unknown name, or if neither way works.
     """
     check(name in CORPORA, f"no corpus is called {name!r}; choose one of: {', '.join(CORPORA)}, or give --data FILE")
     if name == "python-docs":
@@ -44,12 +43,14 @@ def read_corpus(name: str, cache_dir: Path | None = None) -> np.ndarray:
 
 
 def download_shakespeare(cache_dir: Path | None) -> Path:
-    """The path of the cached file, after downloading it if need be."""
+    """Return the path of the cached file, which is downloaded if it is not there."""
     import pooch
 
-    downloader: Any = download
+    downloader: Any = pooch.HTTPDownloader(timeout=TIMEOUT_S)  # pooch's annotations do not fit one another
     folder = cache_dir or Path(pooch.os_cache("twinstep"))
-    pooch.get_logger().setLevel(logging.ERROR)
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         return Path(
             pooch.retrieve(
@@ -66,25 +67,14 @@ def download_shakespeare(cache_dir: Path | None) -> Path:
             f"tiny-shakespeare is not in {folder} and {why} ({type(error).__name__}); "
             "give --data FILE with a copy of it, or use --corpus python-docs"
         ) from None
+    finally:
+        logger.setLevel(level)
 
 
-def download(url: str, output_file: Any, pooch: Any, check_only: bool = False) -> None:
-    """Write what the address holds to the file, in `TIMEOUT_S` at most, as one of pooch's downloaders."""
-    import requests
+def hold_out_validation(text: np.ndarray, validation: float, window: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the text's beginning for training and its end, of this share, for validation.
 
-    begin = time.monotonic()
-    with requests.get(url, stream=True, timeout=TIMEOUT_S / 6) as answer, Path(output_file).open("wb") as target:
-        answer.raise_for_status()
-        for piece in answer.iter_content(2**14):
-            target.write(piece)
-            if time.monotonic() - begin > TIMEOUT_S:
-                raise TimeoutError(f"no more than {target.tell()} bytes in {TIMEOUT_S} s")
-
-
-def split(text: np.ndarray, validation: float, window: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """The text's beginning for training and its end, of this share, for validation.
-
-    An end no longer than a window is too short to validate on: then all of the text is for training.
+    An end no longer than a window is too short to validate on: all of the text is then for training.
     """
     held_out = int(text.size * validation)
     return (text[:-held_out], text[-held_out:]) if held_out > window else (text, None)

@@ -10,19 +10,18 @@ from twinstep.tree import leaf_name
 
 
 def schedule(config: Config) -> optax.Schedule:
-    """Step number (from 0) to learning rate: linear warm-up, then constant or cosine down to a tenth."""
+    """Map a step number (from 0) to a learning rate: linear warm-up, then constant or cosine decay to a tenth."""
     options = config.optimizer
     peak = options.learning_rate
-    warm = optax.linear_schedule(peak / (options.warmup + 1), peak, options.warmup)  # the first step moves already
+    first = peak / (options.warmup + 1)  # not 0: the first step moves already
     if options.schedule == "constant":
-        rest = optax.constant_schedule(peak)
-    else:
-        rest = optax.cosine_decay_schedule(peak, max(config.steps - options.warmup, 1), alpha=0.1)
-    return optax.join_schedules([warm, rest], [options.warmup])
+        return optax.warmup_constant_schedule(first, peak, options.warmup)
+    end = max(config.steps, options.warmup + 1)  # a run that ends during its warm-up never decays
+    return optax.warmup_cosine_decay_schedule(first, peak, options.warmup, end, end_value=0.1 * peak)
 
 
 def make_optimizer(config: Config) -> optax.GradientTransformation:
-    """AdamW or SGD as configured. Clipping is apart, in `clip`: under some strategies the norm needs communication."""
+    """Return AdamW or SGD as configured. `clip` is separate: under some strategies the norm needs communication."""
     options = config.optimizer
     if options.optimizer == "sgd":
         return optax.sgd(schedule(config))
@@ -30,12 +29,12 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
 
 
 def is_kernel(params: optax.Params) -> optax.Params:
-    """Tree of booleans: True for weight matrices, which decay. Told by name, since stacked biases are matrices too."""
+    """Return a tree of booleans: True for weight matrices, which decay; by name, as stacked biases are matrices."""
     return jax.tree_util.tree_map_with_path(lambda path, _: leaf_name(path).endswith("kernel"), params)
 
 
 def clip(gradients: optax.Updates, norm: Array, limit: float) -> optax.Updates:
-    """Gradients scaled down to the global norm `limit` where `norm`, their global norm, exceeds it; 0 is no limit.
+    """Scale gradients down to the global norm `limit` if `norm`, their global norm, exceeds it; 0 is no limit.
 
     Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
     """

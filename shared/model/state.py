@@ -15,6 +15,7 @@ from shared.config import Config, without_placement
 from shared.model.optimizer import make_optimizer
 from shared.model.transformer import Seams, Transformer
 from shared.runtime.compilation import fast_compilation
+from shared.runtime.keys import random_key
 
 
 @jax.tree_util.register_dataclass
@@ -55,7 +56,7 @@ def jitted_init(config: Config) -> Any:
 
 def abstract_state(config: Config) -> TrainState:
     """Shapes and types of `initial_state`, without making an array."""
-    return jitted_init(without_placement(config)).eval_shape(jax.eval_shape(lambda: jax.random.key(0)))
+    return jitted_init(without_placement(config)).eval_shape(jax.eval_shape(lambda: random_key(0)))
 
 
 def make_forward(config: Config, seams: Seams = Seams()) -> Callable[..., Array]:

@@ -21,9 +21,6 @@ from jax import Array, lax
 
 from shared.config import ModelConfig
 
-SCOPES = ("embedding", "blocks", "attention", "feed_forward", "output")
-"""Names that the model's parts have in compiled programs (`jax.named_scope`), and so in ledgers and profiles."""
-
 
 def causal_attention(query_BTHK: Array, key_BTHK: Array, value_BTHK: Array, **unused: Any) -> Array:
     """Softmax attention in which position t sees positions 0 to t. Returns (B, T, H, K).

@@ -1,6 +1,6 @@
 """What a training step is expected to send, from the configuration and the degrees of the mesh alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from shared.config import Config
 from shared.model.state import abstract_state
 from shared.placement.specs import fitting_spec, shard_count, sharded_axes
 from shared.placement.strategies import Strategy, find_strategy
+from twinstep.communication.account import Key, Total
 from twinstep.tree import named_leaves
 
 
@@ -22,10 +23,10 @@ class Traffic(NamedTuple):
     bytes: int
     """Input bytes of each device in one step, over all of these collectives."""
 
-    @property
-    def total_bytes(self) -> int:
-        """The same, as `twinstep.communication.Collective` has it."""
-        return self.bytes
+
+def traffic_totals(entries: Iterable[Traffic]) -> dict[Key, Total]:
+    """The input bytes by kind and axes, as `twinstep.communication.account.totals` has those of collectives."""
+    return {(kind, axes): Total(bytes, bytes) for kind, axes, bytes in sorted(entries) if bytes}
 
 
 def predicted_traffic(config: Config, degrees: Mapping[str, int], twin: str) -> list[Traffic] | None:

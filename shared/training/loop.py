@@ -1,4 +1,4 @@
-"""The training loop. It holds a twin and never knows which."""
+"""The training loop, which is the same for both twins."""
 
 import functools
 import math
@@ -17,12 +17,13 @@ from shared.data.batches import Batch, Dataset
 from shared.model.loss import summed_loss
 from shared.model.state import TrainState
 from shared.placement.placing import local_rows
+from shared.runtime.keys import random_key
 from shared.twin import Twin
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of one step once the device has done it."""
+    """The metrics of one step once the device has done it."""
 
     step: int
     """From 1."""
@@ -34,7 +35,7 @@ class Record:
     tokens: float
     """Counted tokens of this step."""
     tokens_per_second: float | None
-    """Over all steps of this run but the first, which compiles, and without the time of evaluating and saving."""
+    """Over all steps of this run but the first, which compiles, without the time of evaluating and saving."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class Action:
     """Something to do between two steps, while the device waits: evaluate, save, begin or end a profile."""
 
     due: Callable[[int], bool]
-    """Whether it is due once so many steps are done."""
+    """Whether it is due once this many steps are done."""
     do: Callable[[int, TrainState], None]
     """(steps done, state). The state's arrays are gone once the next step is dispatched."""
 
 
 def every(steps: int, last: int) -> Callable[[int], bool]:
-    """Due every so many steps (0: never) and after the last one."""
+    """Return a predicate that is true every `steps` steps (0: never) and after the last one."""
     return lambda done: done == last or (steps > 0 and done % steps == 0)
 
 
@@ -63,14 +64,14 @@ def train(
 ) -> TrainState:
     """Train up to the configured number of steps and return the last state.
 
-    start: a state to go on from (its arrays are donated); by default that of step 0. actions: done in this order when
-    due. stop: asked after every step, with the number of steps done, whether to end there.
-    Metrics are read one step late: while the host waits for those of step n, the device has step n + 1 to work on.
-    Raises ValueError at the first loss that is not a number; what was reported before is kept.
+    start: a state to resume from (its arrays are donated); by default that of step 0. actions: run in this order when
+    due. stop: called after every step with the number of steps done; True ends the run there.
+    Metrics are read one step late: while the host waits for those of step n, the device runs step n + 1.
+    Raises ValueError at the first loss that is not finite; earlier records have been reported.
     """
     config = twin.plan.config
     rows = local_rows(twin.plan.layout, config.batch)
-    state = twin.init(jax.random.key(config.seed)) if start is None else start
+    state = twin.init(random_key(config.seed)) if start is None else start
     clock = Clock()
     waiting: list[tuple[int, dict[str, jax.Array]]] = []
 
@@ -95,7 +96,7 @@ def train(
 
 
 class Clock:
-    """Turns metrics on the device into records, with the speed since the first step was done."""
+    """Turns metrics on the device into records, with the speed since the end of the first step."""
 
     def __init__(self) -> None:
         self.start: float | None = None
@@ -103,14 +104,14 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Time spent in here is no training time."""
+        """Exclude the time spent in this context."""
         begin = time.perf_counter()
         yield
         if self.start is not None:
             self.start += time.perf_counter() - begin
 
     def record(self, step: int, metrics: dict[str, jax.Array]) -> Record:
-        """Wait for the metrics of a step and put a time to them."""
+        """Wait for the metrics of a step and add the speed."""
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not math.isfinite(values["loss"]):
             raise InputError(
@@ -126,9 +127,10 @@ class Clock:
 
 
 def evaluate(twin: Twin, state: TrainState, text: np.ndarray, limit: int = 50) -> tuple[float, int]:
-    """Mean loss in nats per token over the text's windows in order, or as many as fill `limit` batches, and how many.
+    """Return the mean loss in nats per token over the first windows of a text, and the number of windows.
 
-    text: bytes as (N,) uint8, longer than a window. The last batch is filled up with windows that do not count.
+    text: bytes as (N,) uint8, longer than a window. limit: most batches to evaluate. The last batch is padded with
+    windows of weight 0.
     """
     size, window = twin.plan.config.batch, twin.plan.config.model.seq_len
     dataset = Dataset(text, window, batch=1)
@@ -148,5 +150,5 @@ def evaluate(twin: Twin, state: TrainState, text: np.ndarray, limit: int = 50) -
 
 @functools.cache
 def total_loss() -> Any:
-    """(logits, targets, weights) to the sum of their losses and the number of counted tokens, as one program."""
+    """Compile (logits, targets, weights) to the sum of their losses and the number of counted tokens."""
     return jax.jit(lambda *batch: (summed_loss(*batch), jnp.sum(batch[-1])))

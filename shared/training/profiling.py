@@ -16,16 +16,22 @@ from shared.training.loop import Action
 COLLECTIVE = re.compile(
     "all.reduce|all.gather|reduce.scatter|all.to.all|collective.(permute|broadcast)|psum|pmean|pmax|ppermute"
 )
-"""In names of operations, which XLA takes from the operation's kind or from the JAX primitive that asked for it."""
+"""Matches names of operations, which XLA takes from the kind of the operation or from its JAX primitive."""
+
+WARM_UP = 2
+"""Steps before a profile: one that compiles and one that does not."""
+
+PROFILED = 3
+"""Steps traced, after the warm-up steps."""
 
 
 class Profile:
-    """Traces the steps `first` to `last` of a run into a folder. Raises ValueError if it cannot be written to."""
+    """Traces steps `first` to `last` of a run that resumes after `done` steps. Raises ValueError for a bad folder."""
 
-    def __init__(self, folder: Path, first: int, last: int):
-        self.folder, self.first, self.last = folder, first, last
+    def __init__(self, folder: Path, done: int):
+        self.folder, self.first, self.last = folder, done + WARM_UP + 1, done + WARM_UP + PROFILED
         self.report = ""
-        """What to tell once the trace is done."""
+        """The line to print once the trace is done."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
@@ -35,7 +41,7 @@ class Profile:
             ) from None
 
     def actions(self) -> list[Action]:
-        """To be done by the training loop, which waits for the device before each."""
+        """Return what the training loop has to do, which waits for the device before each."""
         return [
             Action(lambda done: done == self.first - 1, self.begin),
             Action(lambda done: done == self.last, self.end),
@@ -61,9 +67,9 @@ class Profile:
 
 
 def operation_times(path: Path) -> Counter[str]:
-    """Nanoseconds spent in each operation of XLA programs, by name, summed over devices, from a .xplane.pb file.
+    """Return the nanoseconds spent in each XLA operation, by name, summed over devices, from a .xplane.pb file.
 
-    A loop's event spans those of its body: what is counted is each event's time without the events inside it.
+    A loop's event spans those of its body: each event counts without the events inside it.
     """
     times: Counter[str] = Counter()
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
@@ -73,10 +79,10 @@ def operation_times(path: Path) -> Counter[str]:
 
 
 def own_times(events: Iterable[Any]) -> Counter[str]:
-    """The same for the events of one thread or stream, which are inside one another or apart."""
+    """Return the same for the events of one thread or stream, which are nested or disjoint."""
     times: Counter[str] = Counter()
     found = [(event.start_ns, -event.duration_ns, operation(event)) for event in events]
-    around: list[tuple[float, str]] = []  # (end, name) of the events that the present one is inside of
+    around: list[tuple[float, str]] = []  # (end, name) of the events that enclose this one
     for start, negative, name in sorted(event for event in found if event[2]):
         while around and around[-1][0] <= start:
             around.pop()
@@ -88,5 +94,5 @@ def own_times(events: Iterable[Any]) -> Counter[str]:
 
 
 def operation(event: Any) -> str:
-    """The name of the XLA operation that an event is the run of; empty for others."""
+    """Return the name of the XLA operation that an event ran; empty for other events."""
     return next((str(value) for name, value in event.stats if name == "hlo_op"), "")

@@ -1,160 +1,157 @@
-"""The account of communication: what a step asks for, what the compiled program does, and what that sends.
+"""The account of communication: totals, bytes on the wire, and what one step has in the place of what another has."""
 
-Entries come from three places: the strategy table's formula (a `Traffic`), the traced function, in which the
-author's own calls stand (traced.py), and the compiled program (compiled.py). Here they are put side
-by side.
-"""
-
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.placement.traffic import Traffic
+from twinstep.communication.entries import Collective
 
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_broadcast")
-PRIMITIVES: Mapping[str, str] = {
-    **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), "all_reduce"),
-    **dict.fromkeys(("all_gather", "all_gather_invariant"), "all_gather"),
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "collective_permute",
-}
-"""JAX's primitives for communication by name, to the kind of operation they become."""
+Key = tuple[str, tuple[str, ...]]
+"""Kind and axes."""
 
 
 @dataclass(frozen=True)
-class Operand:
-    """One array that a collective sends."""
+class Total:
+    """A sum over collectives, of which those in branches may run or not."""
 
-    bytes: int
-    """Bytes that each device puts in."""
-    scope: str
-    """Where in the model it comes from, `blocks.attention`, as far as the operation's name tells; or empty."""
-    source: str
-    """file:line that asked for it (see `Collective.source`)."""
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective operation, of a compiled program or as a function's author asked for it."""
-
-    kind: str
-    """One of KINDS."""
-    axes: tuple[str, ...]
-    """Mesh axes over which devices take part; empty if the groups are not those of any axes of the mesh."""
-    participants: int
-    """Devices in one group."""
-    operands: tuple[Operand, ...]
-    """XLA merges what can travel together."""
-    count: int | None
-    """Times it runs in one call of the program; None if a loop's length could not be read."""
+    least: float
+    """If each conditional takes its cheapest branch, and loops of unknown length never run."""
+    most: float | None
+    """If each conditional takes its dearest branch; None if a loop's length is unknown: then only `least` is
+    certain."""
 
     @property
-    def arrays(self) -> int:
-        return len(self.operands)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that each device puts in, once."""
-        return sum(operand.bytes for operand in self.operands)
-
-    @property
-    def source(self) -> str:
-        """Who asked for it: file:line of the innermost frame outside installed packages, or the operation's name.
-
-        Of a collective that was called by name, the line of the call; of one that the partitioner inserted, the lines
-        of the operations whose results it sends, those of the most bytes first.
-        """
-        sizes: Counter[str] = Counter()
-        for operand in self.operands:
-            sizes[operand.source] += operand.bytes
-        first, *others = [source for source, _ in sizes.most_common()]
-        return first + (f" and {len(others)} other line{'s' * (len(others) > 1)}" if others else "")
+    def exact(self) -> bool:
+        return self.least == self.most
 
     def __str__(self) -> str:
-        times = "an unknown number of times" if self.count is None else f"{self.count} x"
-        return (
-            f"{times} {self.kind} over {', '.join(self.axes) or 'other groups'}, {self.participants} devices: "
-            f"{self.arrays} array{'s' * (self.arrays > 1)}, {self.bytes:,} bytes, asked for by {self.source}"
-        )
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes over all runs in one call; a loop of unknown length is counted once."""
-        return self.bytes * (self.count or 1)
-
-    @property
-    def total_sent(self) -> float:
-        """Bytes that each device sends over all runs, if it is done along a ring."""
-        return sent(self.kind, self.participants, self.total_bytes)
+        if self.most is None:
+            return f"at least {self.least:,.0f} (and loops of unknown length)"
+        return f"{self.least:,.0f}" if self.exact else f"{self.least:,.0f} to {self.most:,.0f}"
 
 
-def sent(kind: str, devices: int, bytes: float) -> float:
-    """Bytes that each of so many devices sends, if each puts in so many and they pass them on along a ring.
+def bounds(entries: Iterable[Collective], weight: Callable[[Collective], float], depth: int = 0) -> Total:
+    """The sum over entries of how often each runs times its weight; depth: branches that all of them stand in."""
+    least: float = 0
+    most: float = 0
+    known = True
+    conditionals: dict[int, dict[int, list[Collective]]] = {}
+    sizes: dict[int, int] = {}
+    for entry in entries:
+        if len(entry.branch) > depth:
+            branch = entry.branch[depth]
+            conditionals.setdefault(branch.conditional, {}).setdefault(branch.index, []).append(entry)
+            sizes[branch.conditional] = branch.branches
+        elif entry.count is None:
+            known = False
+        else:
+            least, most = least + entry.count * weight(entry), most + entry.count * weight(entry)
+    for number, branches in conditionals.items():
+        found = [bounds(inside, weight, depth + 1) for inside in branches.values()]
+        found += [Total(0, 0)] * (len(found) < sizes[number])  # a branch that sends nothing
+        least += min(total.least for total in found)
+        known = known and all(total.most is not None for total in found)
+        most += max(total.most or 0 for total in found)
+    return Total(least, most if known else None)
+
+
+def total_bytes(entries: Iterable[Collective]) -> Total:
+    """Input bytes of each device, over all collectives."""
+    return bounds(entries, lambda entry: entry.bytes)
+
+
+def total_runs(entries: Iterable[Collective]) -> Total:
+    """How many collectives run."""
+    return bounds(entries, lambda entry: 1)
+
+
+def by_key(entries: Iterable[Collective]) -> dict[Key, list[Collective]]:
+    """The entries by kind and axes, sorted."""
+    found: dict[Key, list[Collective]] = {}
+    for entry in entries:
+        found.setdefault((entry.kind, entry.axes), []).append(entry)
+    return dict(sorted(found.items()))
+
+
+def totals(entries: Iterable[Collective]) -> dict[Key, Total]:
+    """Input bytes of each device, by kind and axes."""
+    found = {key: total_bytes(group) for key, group in by_key(entries).items()}
+    return {key: total for key, total in found.items() if total != Total(0, 0)}
+
+
+def bytes_on_wire(kind: str, devices: int, bytes: float) -> float:
+    """Bytes that each of so many devices sends over its link in a collective along a ring, from its input bytes.
 
     These are the factors between "algorithm" and "bus" bandwidth of NVIDIA's nccl-tests (doc/PERFORMANCE.md): of the
     size S that it reports for a collective over n devices, each link carries 2(n-1)/n S for all_reduce, (n-1)/n S for
-    all_gather, reduce_scatter and all_to_all, and S for sendrecv and broadcast. S is what a device puts in, but for
-    all_gather what it gets out: n times as much.
+    all_gather, reduce_scatter and all_to_all, and S for sendrecv and broadcast. S is the input of a device, but for
+    all_gather its output: n times as much. Raises ValueError for a kind that is not known.
     """
     factors = {
         "all_reduce": 2 * (devices - 1) / devices,
         "all_gather": devices - 1,
         "reduce_scatter": (devices - 1) / devices,
         "all_to_all": (devices - 1) / devices,
+        "ragged_all_to_all": (devices - 1) / devices,
+        "collective_permute": 1,
+        "collective_broadcast": 1,
+        "send": 1,
     }
-    return factors.get(kind, 1) * bytes
+    if kind not in factors:
+        raise ValueError(f"how many bytes a {kind} puts on the wire is not known; known kinds: {', '.join(factors)}")
+    return factors[kind] * bytes
 
 
-def totals(entries: Iterable[Collective | Traffic]) -> dict[tuple[str, tuple[str, ...]], int]:
-    """Bytes put in, by kind and axes."""
-    found: dict[tuple[str, tuple[str, ...]], int] = {}
-    for entry in entries:
-        bytes = entry.total_bytes if isinstance(entry, Collective) else entry.bytes
-        found[entry.kind, entry.axes] = found.get((entry.kind, entry.axes), 0) + bytes
-    return {key: bytes for key, bytes in sorted(found.items()) if bytes}
+def total_on_wire(entries: Iterable[Collective]) -> Total:
+    """Bytes that each device sends over its link, over all collectives. Raises ValueError for an unknown kind."""
+    return bounds(entries, lambda entry: bytes_on_wire(entry.kind, entry.participants, entry.bytes))
 
 
 @dataclass(frozen=True)
 class Match:
-    """What one twin sends for a purpose, and what the other sends in its place. Either side may be empty."""
+    """What one step sends for a purpose, and what another sends in its place. Either side may be empty."""
 
-    explicit: tuple[Collective, ...]
-    auto: tuple[Collective, ...]
+    first: tuple[Collective, ...]
+    second: tuple[Collective, ...]
 
     @property
     def verdict(self) -> str:
-        """`the same`, `otherwise` (another kind or size in its place), `surplus` (in auto) or `missing` (in auto)."""
-        if not self.explicit:
+        """`the same`, `otherwise` (another kind or size in its place), `surplus` (in the second) or `missing`
+        (there)."""
+        if not self.first:
             return "surplus"
-        if not self.auto:
+        if not self.second:
             return "missing"
-        return "the same" if totals(self.explicit) == totals(self.auto) else "otherwise"
+        return "the same" if same(totals(self.first), totals(self.second)) else "otherwise"
+
+
+def same(first: Mapping[Key, Total], second: Mapping[Key, Total]) -> bool:
+    """Whether totals are certainly equal."""
+    return first == second and all(total.most is not None for total in first.values())
 
 
 PURPOSES = {
     "add up": ("all_reduce", "reduce_scatter"),
-    "bring": ("all_gather", "all_to_all", "collective_permute", "collective_broadcast"),
+    "bring": ("all_gather", "all_to_all", "ragged_all_to_all", "collective_permute", "collective_broadcast", "send"),
 }
 """Kinds that can stand for one another: an all_reduce whose result is cut for a reduce_scatter, a gather for a ring."""
 
 
-def matched(explicit: Sequence[Collective], auto: Sequence[Collective]) -> list[Match]:
-    """For the explicit step's collectives, those that the partitioner inserted in their place, and the reverse.
+def match_collectives(first: Sequence[Collective], second: Sequence[Collective]) -> list[Match]:
+    """For the collectives of one step, those that another has in their place, and the reverse.
 
-    First by kind and axes, where the bytes over all of them are equal: the partitioner may send in many operations
-    what was asked for in one. Then what is left, by purpose and axes. What has no counterpart then is missing in the
-    auto step, or its surplus.
+    First by kind and axes, where the bytes over all of them are equal: a partitioner may send in many operations what
+    was written as one. Then what is left, by purpose and axes; kinds that are not known only match themselves. What
+    has no counterpart then is missing in the second step, or its surplus.
     """
     found = []
-    ours, theirs = list(explicit), list(auto)
-    for kind, axes in [key for key, bytes in totals(ours).items() if totals(theirs).get(key) == bytes]:
-        sides = [tuple(c for c in side if (c.kind, c.axes) == (kind, axes)) for side in (ours, theirs)]
-        found.append(Match(*sides))
-        ours, theirs = ([c for c in side if (c.kind, c.axes) != (kind, axes)] for side in (ours, theirs))
-    for axes in dict.fromkeys(c.axes for c in (*ours, *theirs)):
-        for kinds in PURPOSES.values():
-            sides = [tuple(c for c in side if c.axes == axes and c.kind in kinds) for side in (ours, theirs)]
+    ours, theirs = by_key(first), by_key(second)
+    for key in list(ours):
+        if key in theirs and same(totals(ours[key]), totals(theirs[key])):
+            found.append(Match(tuple(ours.pop(key)), tuple(theirs.pop(key))))
+    others = {kind: (kind,) for kind, _ in (*ours, *theirs) if not any(kind in kinds for kinds in PURPOSES.values())}
+    for axes in dict.fromkeys(axes for _, axes in (*ours, *theirs)):
+        for kinds in (PURPOSES | others).values():
+            sides = [tuple(c for k in kinds for c in side.get((k, axes), ())) for side in (ours, theirs)]
             if any(sides):
                 found.append(Match(*sides))
     return found

@@ -1,208 +1,166 @@
-"""Which collectives a compiled program holds: kind, mesh axes, bytes, how often, and who asked for them.
+"""Which collectives a compiled program holds: kind, mesh axes, bytes, how often, in which branch, and from which line.
 
-The program is read as a structure, not as text: the executable's HLO is turned into StableHLO operations, which JAX's
-own MLIR bindings walk. (Text and regular expressions break from one release to the next. Only source positions, for
-which the bindings have no accessor, are cut out of MLIR's printed locations.)
+For programs of CPUs, GPUs and TPUs. What is not found there is an error; nothing is assumed.
 """
 
 import itertools
 import math
-import re
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.mlir import hlo_to_stablehlo, ir
-from jax.interpreters import mlir
-from jax.sharding import Mesh
 
-from shared.model.transformer import SCOPES
-from twinstep.communication.account import KINDS, PRIMITIVES, Collective, Operand
+from twinstep.communication import names
+from twinstep.communication.entries import Branch, Collective, Operand
+from twinstep.communication.groups import AnyMesh, Groups, axes_of, device_groups, linked, pairs
+from twinstep.communication.hlo import Program, arrays
+from twinstep.communication.loops import Value, trip_count
+from twinstep.communication.meshes import REMEDY, described, meshes_of, the_mesh, traced_meshes
+
+Found = Iterator[Collective]
 
 
-def compile_readable(function: Any, *arguments: Any) -> jax.stages.Compiled:
-    """Lower and compile a jitted function so that `collectives` can read the program.
+def collectives(step: Any, *args: Any, mesh: AnyMesh | None = None, **kwargs: Any) -> list[Collective]:
+    """What a step sends, from its compiled program, in the order in which it is scheduled.
 
-    XLA may write the groups of devices as mesh axes, of which its exporter to StableHLO loses some and refuses
-    others; here it is asked to list them. JAX before 0.11 has no setting of its own for it.
+    step: a jitted function, which is lowered and compiled for these arguments (arrays or `jax.ShapeDtypeStruct`s, with
+    their shardings), or what `lower` or `compile` of one returned. mesh: whose axes to speak of; by default that of
+    the arguments, of the function's `shard_map`s and constraints, or of the compiled program's shardings. Groups of
+    one device, which send nothing, are left out. Raises ValueError for a function that is not jitted, where the mesh
+    cannot be found, and for a program that cannot be read.
     """
-    settings = {"jax_compilation_cache_include_metadata_in_key": True}  # or source lines may be those of another day
-    if hasattr(jax.config, "jax_use_rgv3"):
-        settings["jax_use_rgv3"] = False
-    before = {name: getattr(jax.config, name) for name in settings}
+    return read_step(step, *args, mesh=mesh, **kwargs)[0]
+
+
+def read_step(
+    step: Any, *args: Any, mesh: AnyMesh | None = None, **kwargs: Any
+) -> tuple[list[Collective], AnyMesh | None]:
+    """As `collectives`, with the mesh that was given or found."""
+    known: list[AnyMesh] = [] if mesh is None else [mesh]
+    if not hasattr(step, "runtime_executable") and not hasattr(step, "compile"):
+        if not hasattr(step, "lower"):
+            raise ValueError(f"{name_of(step)} is not jitted; give jax.jit of it, with arguments")
+        if mesh is None:
+            known += meshes_of((args, kwargs))
+            known += traced_meshes(step.trace(*args, **kwargs).jaxpr) if hasattr(step, "trace") else ()
+        step = compile_readable(step, *args, **kwargs)
+    elif args or kwargs:
+        raise ValueError("the step is lowered or compiled already, for its own arguments; give it alone")
+    if hasattr(step, "compile"):
+        step = step.compile()
+    if mesh is None:
+        known += meshes_of((step.input_shardings, step.output_shardings))
+    executable: Any = step.runtime_executable()
+    modules = [module.as_serialized_hlo_module_proto() for module in executable.hlo_modules()]
+    mesh = the_mesh(known)
+    return [entry for module in modules for entry in read_program(module, mesh)], mesh
+
+
+def compile_readable(function: Any, *arguments: Any, **options: Any) -> jax.stages.Compiled:
+    """Lower and compile a jitted function, with its own lines of source in the program.
+
+    JAX's persistent cache would else give a program of another day, whose lines are those of that day.
+    """
+    name = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, name)
+    jax.config.update(name, True)
     try:
-        for setting in settings.items():
-            jax.config.update(*setting)
-        return function.lower(*arguments).compile(compiler_options={"xla_enable_rgv3_materialization": False})
+        return function.lower(*arguments, **options).compile()
     finally:
-        for setting in before.items():
-            jax.config.update(*setting)
+        jax.config.update(name, before)
 
 
-def collectives(compiled: jax.stages.Compiled, mesh: Mesh) -> list[Collective]:
-    """The collectives of a program made by `compile_readable` for this mesh, in program order.
+def name_of(step: Any) -> str:
+    return getattr(step, "__name__", type(step).__name__)
 
-    Groups of one device, in which nothing is sent, are left out.
+
+def read_program(serialized: bytes, mesh: AnyMesh | None) -> list[Collective]:
+    """The collectives of a serialized `HloModuleProto`; positions in it are those of the mesh's devices, in order.
+
+    Raises ValueError for collectives without a mesh to name their axes, or with one of another size.
     """
-    found = []
-    executable: Any = compiled.runtime_executable()
-    for module in executable.hlo_modules():
-        stablehlo = hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
-        with mlir.make_ir_context():
-            program = ir.Module.parse(stablehlo)
-            functions = {str(op.attributes["sym_name"]).strip('"'): op.operation for op in program.body.operations}
-            for op, count in operations(functions["main"], functions, 1):
-                kind = op.name.split(".")[-1]
-                if kind in KINDS:
-                    collective = describe(op, kind, count, mesh)
-                    if collective.participants > 1:
-                        found.append(collective)
-    return found
+    return [entry for entry in Reader(Program(serialized), mesh).entry() if entry.participants > 1]
 
 
-def operations(op: Any, functions: dict[str, Any], count: int | None) -> Iterator[tuple[Any, int | None]]:
-    """Every operation inside `op`, through the functions it calls, with how often it runs."""
-    for region in op.regions:
-        for block in region.blocks:
-            for wrapped in block.operations:
-                inner = wrapped.operation
-                yield inner, count
-                if inner.name == "func.call":
-                    callee = functions[str(inner.attributes["callee"]).strip('@"')]
-                    yield from operations(callee, functions, count)
-                turns = trip_count(inner) if inner.name == "stablehlo.while" else 1
-                yield from operations(inner, functions, turns * count if turns and count else None)
+class Reader:
+    """A walk through one program."""
 
+    def __init__(self, program: Program, mesh: AnyMesh | None):
+        self.program, self.mesh = program, mesh
+        self.conditionals = itertools.count(1)
 
-def trip_count(loop: Any) -> int | None:
-    """Turns of a loop of the form that `lax.scan` and `fori_loop` make: from 0 by 1 while less than a constant.
+    def entry(self) -> Found:
+        return self.walk(self.program.module.entry_computation_id, 1, ())
 
-    None for any other. XLA may put the comparison into a fusion; its operands are followed out of it.
-    """
-    condition = loop.regions[0].blocks[0]
-    compares = []
-    for wrapped in condition.operations:
-        outer = wrapped.operation
-        for op, _ in itertools.chain([(outer, 1)], operations(outer, {}, 1)):
-            if op.name == "stablehlo.compare":
-                compares.append((op, outer))
-    if len(compares) != 1 or "LT" not in str(compares[0][0].attributes["comparison_direction"]):
-        return None
-    compare, outer = compares[0]
+    def walk(
+        self, computation: int, count: int | None, branch: tuple[Branch, ...], caller: Value | None = None
+    ) -> Found:
+        """The collectives of a computation that runs so often, and of all that it calls."""
+        for instruction in self.program.in_order(computation):
+            opcode, called = instruction.opcode, instruction.called_computation_ids
+            if opcode.endswith("-done") or opcode in ("async-update", "recv"):
+                continue  # the other end of what began at a start or a send
+            if opcode == "while":
+                turns = trip_count(self.program, Value(instruction, caller))
+                for inner, more in zip(called, (0, 1), strict=True):  # the body, and the condition, which ends the loop
+                    runs = None if turns is None or count is None else (turns + more) * count
+                    yield from self.walk(inner, runs, branch)
+            elif opcode == "conditional":
+                number = next(self.conditionals)
+                for index, inner in enumerate(called):
+                    yield from self.walk(inner, count, (*branch, Branch(number, index, len(called))))
+            elif kind := self.kind(instruction):
+                yield self.describe(instruction, kind, count, branch)
+            else:
+                for inner in called:
+                    yield from self.walk(inner, count, branch, Value(instruction, caller))
 
-    def followed(value: Any) -> Any:
-        argument = value.owner if isinstance(value.owner, ir.Block) else None
-        if argument is not None and compare is not outer:
-            return outer.operands[ir.BlockArgument(value).arg_number]
-        return value
+    def kind(self, instruction: Any) -> str | None:
+        """What kind of collective an instruction is or begins; None for others."""
+        opcode = instruction.opcode.removesuffix("-start")
+        if opcode == "send":
+            return None if instruction.is_host_transfer else "send"
+        between = opcode.startswith(("all-", "collective-", "ragged-all-", "reduce-scatter"))
+        return opcode.replace("-", "_") if between else None
 
-    counter, limit = (followed(value) for value in compare.operands)
-    end = constant(limit)
-    start = (
-        constant(loop.operands[ir.BlockArgument(counter).arg_number]) if isinstance(counter.owner, ir.Block) else None
-    )
-    return end if start == 0 else None
+    def describe(self, instruction: Any, kind: str, count: int | None, branch: tuple[Branch, ...]) -> Collective:
+        """One collective in the terms of the mesh."""
+        groups = self.groups(instruction, kind)
+        participants = max(len(group) for group in groups)
+        operands = self.program.operands(instruction)
+        sent = operands[:1] if kind in ("ragged_all_to_all", "send") else operands  # the others say where and how much
+        return Collective(
+            kind=kind,
+            axes=self.axes(groups, instruction) if participants > 1 else (),
+            participants=participants,
+            operands=tuple(self.operands(instruction, sent)),
+            count=count,
+            branch=branch,
+        )
 
+    def groups(self, instruction: Any, kind: str) -> Groups:
+        if kind in ("collective_permute", "send"):
+            return linked(pairs(instruction))
+        return device_groups(instruction, math.prod(self.mesh.shape.values()) if self.mesh else 1)
 
-def constant(value: Any) -> int | None:
-    """The value of an integer constant, or None."""
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return None
-    if owner.name == "stablehlo.constant":
-        return int(np.asarray(ir.DenseIntElementsAttr(owner.attributes["value"])).ravel()[0])
-    if owner.name in ("stablehlo.copy", "mhlo.copy", "stablehlo.convert", "stablehlo.bitcast_convert", "mhlo.bitcast"):
-        return constant(owner.operands[0])
-    return None
+    def axes(self, groups: Groups, instruction: Any) -> tuple[str, ...]:
+        if self.mesh is None:
+            raise ValueError(
+                f"the program has collectives ({instruction.name}), and its mesh cannot be found; {REMEDY}"
+            )
+        devices = math.prod(self.mesh.shape.values())
+        if max(map(max, groups)) >= devices:
+            raise ValueError(
+                f"the program is for more devices than the {devices} of the mesh {described(self.mesh)}; {REMEDY}"
+            )
+        return axes_of(groups, self.mesh)
 
-
-def describe(op: Any, kind: str, count: int | None, mesh: Mesh) -> Collective:
-    """One collective operation of StableHLO in the terms of the mesh."""
-    if kind == "collective_permute":
-        pairs = np.asarray(op.attributes["source_target_pairs"])
-        groups = linked(pairs.tolist())
-    else:
-        if not str(op.attributes["replica_groups"]).startswith("dense"):
-            raise ValueError(f"cannot read which devices take part in {op.name}; compile with compile_readable")
-        groups = [[int(i) for i in row if i >= 0] for row in np.asarray(op.attributes["replica_groups"])]
-    by_name = asked_for_by_name(str(op.location))
-    operands = []
-    for value in op.operands:
-        type = ir.RankedTensorType(value.type)
-        location = str(op.location if by_name or isinstance(value.owner, ir.Block) else value.owner.location)
-        size = math.prod(type.shape) * element_bytes(type.element_type)
-        operands.append(Operand(size, scope(location), source(location)))
-    return Collective(
-        kind=kind,
-        axes=axes_of(groups, mesh),
-        participants=max(len(group) for group in groups),
-        operands=tuple(operands),
-        count=count,
-    )
-
-
-def element_bytes(element: Any) -> int:
-    """Bytes of one number of this MLIR type; complex numbers are two."""
-    name = str(element)
-    bits = int(re.findall(r"\d+", name)[0])
-    return max(bits * (2 if name.startswith("complex") else 1) // 8, 1)
-
-
-def linked(pairs: list[list[int]]) -> list[list[int]]:
-    """Groups of devices that a permutation connects."""
-    groups: list[set[int]] = []
-    for pair in pairs:
-        touched = [group for group in groups if group & set(pair)]
-        groups = [group for group in groups if group not in touched] + [set(pair).union(*touched)]
-    return [sorted(group) for group in groups]
-
-
-def axes_of(groups: list[list[int]], mesh: Mesh) -> tuple[str, ...]:
-    """The fewest mesh axes along which these groups of device positions lie."""
-    positions = np.arange(mesh.size).reshape(mesh.devices.shape)
-    wanted = {frozenset(group) for group in groups}
-    for number in range(1, len(mesh.axis_names) + 1):
-        for chosen in itertools.combinations(range(len(mesh.axis_names)), number):
-            size = math.prod(mesh.devices.shape[axis] for axis in chosen)
-            rows = np.moveaxis(positions, chosen, range(-number, 0)).reshape(-1, size)
-            if wanted <= {frozenset(row.tolist()) for row in rows}:
-                return tuple(mesh.axis_names[axis] for axis in chosen)
-    return ()
-
-
-def asked_for_by_name(location: str) -> bool:
-    """Whether the operation comes from a `lax` collective: its name, from JAX, ends with that primitive's.
-
-    Of merged operations XLA joins the names: `jit(f)/(shard_map/psum:shard_map/psum)`.
-    """
-    return all(name.split("/")[-1].strip("()") in PRIMITIVES for name in name_of(location).split(":"))
-
-
-def name_of(location: str) -> str:
-    """The operation's name in a printed MLIR location: `jit(train_step)/transpose(jvp(attention))/dot_general`."""
-    name = re.match(r'loc\("([^"]+)"', location)
-    return name.group(1) if name else ""
-
-
-def scope(location: str) -> str:
-    """The `jax.named_scope`s in an operation's name, joined by dots."""
-    *words, _ = re.split(r"[/()]+", name_of(location).strip(")")) or [""]
-    return ".".join(word for word in words if word in SCOPES)
-
-
-def relative(path: Path | str) -> Path:
-    """The path from the present folder, if it is inside."""
-    return Path(path).relative_to(Path.cwd()) if Path(path).is_relative_to(Path.cwd()) else Path(path)
-
-
-def source(location: str) -> str:
-    """file:line of the innermost frame outside installed packages, from a printed MLIR location."""
-    for file, line in re.findall(r'"([^"]+)":(\d+):\d+', location):
-        path = Path(file)
-        if "site-packages" in path.parts or path.is_relative_to(sys.prefix):
-            continue
-        return f"{relative(path)}:{line}"
-    return name_of(location) or "unknown"
+    def operands(self, instruction: Any, sent: Iterable[Any]) -> Iterator[Operand]:
+        """The arrays that enter a collective, with the lines that made them, or that of the call written by name."""
+        index = self.program.module.stack_frame_index
+        by_name = names.written_by_name(instruction.metadata.op_name)
+        for operand in sent:
+            metadata = instruction.metadata if by_name or operand.opcode == "parameter" else operand.metadata
+            for dtype, bytes in arrays(operand.shape):
+                source = names.source(metadata, index) or instruction.name
+                yield Operand(bytes, dtype, names.scope(metadata.op_name), source)

@@ -69,7 +69,12 @@ def common_factor(
     likely = meaning(factor, axes)
     if many or likely:
         counted = f" ({len(wrong)} of {everything} leaves)" if everything > 1 else ""
-        yield f"{group}: {factor:.4g} times the reference{counted}{likely}"
+        yield f"{group}: {written(factor)} times the reference{counted}{likely}"
+
+
+def written(factor: float) -> str:
+    """Four digits, or as many as it takes to tell it from 1."""
+    return next(text for digits in (4, 6, 9, 17) if (text := f"{factor:.{digits}g}") != "1" or factor == 1)
 
 
 def meaning(factor: float, axes: Mapping[str, int]) -> str:

@@ -18,7 +18,7 @@ from bench.comparison import compare
 from bench.comparison.compare import CompareCommand
 from bench.proof import prove
 from bench.proof.programs import compiled_together
-from bench.timing.timed_step import TimedStep, interleaved, ratio
+from bench.timing.timed_step import TimedStep, interleaved, median_ratio
 from shared.config import Config
 from shared.placement.traffic import predicted_traffic
 from shared.twin import Twin
@@ -134,7 +134,7 @@ def test_turns_are_taken_in_rotation():
 
 def test_a_ratio_is_the_median_of_ratios_within_rounds():
     """Noise that slows a whole round must not show."""
-    assert ratio(np.array([2.0, 20.0, 3.0]), np.array([1.0, 10.0, 1.0])) == 2
+    assert median_ratio(np.array([2.0, 20.0, 3.0]), np.array([1.0, 10.0, 1.0])) == 2
 
 
 def test_processes_end_to_end(tmp_path: Path):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from shared.checkpoint.manifest import Manifest, describe_text
+from shared.checkpoint.manifest import Manifest, text_hash
 from shared.checkpoint.reader import restore_newest
 from shared.checkpoint.writer import Writer
 from shared.config import Config
@@ -35,7 +35,7 @@ def save_steps(folder: Path, twin: Twin, steps: int, keep: int = 9) -> list[dict
     config = twin.plan.config
     batches, state = dataset(config), twin.init(jax.random.key(0))
     kept = []
-    with Writer(folder, keep, Manifest(0, config, describe_text(batches), "a test", {})) as writer:
+    with Writer(folder, keep, Manifest(0, config, text_hash(batches.text), "a test", {})) as writer:
         for done in range(1, steps + 1):
             state, _ = twin.train_step(state, twin.place_batch(batches(done - 1)))
             writer.save(done, state)

@@ -1,4 +1,4 @@
-"""Checkpoints: a run goes on as if it had never stopped, and nothing is restored that was not saved."""
+"""Checkpoints: a resumed run is the run that never stopped, and nothing is restored that was not saved."""
 
 import dataclasses
 from pathlib import Path
@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from shared.checkpoint.manifest import Manifest, flat, misfits, saved_steps
+from shared.checkpoint.manifest import Manifest, flat, misfits, read_manifest, saved_steps, text_hash
 from shared.checkpoint.reader import restore, verify
 from shared.checkpoint.writer import Writer
 from shared.cli.main import main
+from shared.cli.preparation import check_fit
 from shared.model.state import live_model
 from tests.runs import TEXT, TWINS, losses, train
 from tests.shared.checkpoint.saved import arrays, assert_same, build, dataset, newest, save_steps
@@ -78,7 +79,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one_bit_for_bit(name: 
         else:
             with pytest.MonkeyPatch.context() as patch:  # a signal, without the signal
                 patch.setattr(
-                    "shared.runtime.startup.processes.StopSignals.__call__", lambda self, done, stop=stop: done == stop
+                    "shared.runtime.processes.StopSignals.__call__", lambda self, done, stop=stop: done == stop
                 )
                 train(interrupted, *options, twin=name)
     np.testing.assert_array_equal(losses(tmp_path / "parts"), losses(tmp_path / "whole"))
@@ -94,7 +95,7 @@ def test_a_run_moves_between_devices_and_twins(tmp_path: Path):
     for leg, devices in enumerate((8, 4, 2, 1, 8)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "shared.runtime.startup.processes.StopSignals.__call__",
+                "shared.runtime.processes.StopSignals.__call__",
                 lambda self, done, leg=leg: done == 3 * (leg + 1),
             )
             train(tmp_path / "legs", *options, "--devices", devices, "--resume", twin=NAMES[leg % 2])
@@ -103,7 +104,7 @@ def test_a_run_moves_between_devices_and_twins(tmp_path: Path):
 
 
 def test_a_run_moves_between_strategies(tmp_path: Path):
-    """What one strategy saved another goes on with, with the losses of a run that never moved."""
+    """A run resumes under other strategies, with the losses of a run that never moved."""
     options = ["--steps", 8, "--optimizer", "sgd", "--learning-rate", 0.1, "--dropout", 0.1]
     assert train(tmp_path / "whole", *options, "--devices", 4) == 0
     legs = (
@@ -115,7 +116,7 @@ def test_a_run_moves_between_strategies(tmp_path: Path):
     for number, leg in enumerate(legs):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "shared.runtime.startup.processes.StopSignals.__call__",
+                "shared.runtime.processes.StopSignals.__call__",
                 lambda self, done, n=number: done == 2 * (n + 1),
             )
             train(tmp_path / "legs", *options, *leg, "--resume", twin=NAMES[number % 2])
@@ -127,16 +128,33 @@ def test_a_configuration_that_does_not_fit_is_refused_by_name(tmp_path: Path, ca
     assert train(tmp_path, "--steps", 2, "--devices", 2) == 0
     with pytest.raises(ValueError, match="does not fit") as refused:
         train(tmp_path, "--steps", 3, "--devices", 2, "--d-ff", 16, "--seed", 1, "--resume")
-    for field in ("model.d_ff (saved 32, asked 16)", "seed (saved 0, asked 1)", "steps (saved 2, asked 3)"):
+    for field in ("model.d_ff (saved 32, requested 16)", "seed (saved 0, requested 1)", "steps (saved 2, requested 3)"):
         assert field in str(refused.value)
     assert "d_model" not in str(refused.value)
-    with pytest.raises(ValueError, match=r"training text \(saved .*, asked "):
-        train(tmp_path, "--steps", 2, "--devices", 2, "--resume", text=TEXT + b"!")
+    with pytest.raises(ValueError, match=r"training text \(saved .*, requested "):
+        train(tmp_path, "--steps", 2, "--devices", 2, "--resume", text=b"!" + TEXT)
     with pytest.raises(ValueError, match="holds checkpoints already, the newest of step 2; give --resume"):
         train(tmp_path, "--steps", 2, "--devices", 2)
     capsys.readouterr()
     assert train(tmp_path, "--steps", 2, "--devices", 2, "--resume") == 0
     assert "step 2 of 2 is done already; nothing is left to train" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_named_with_its_own_remedy():
+    """Not the number of steps where others differ, and not another text where only another share is held out."""
+    text, folder = np.frombuffer(TEXT, np.uint8), Path("checkpoints")
+    saved = Manifest(5, small_config(schedule="cosine"), text_hash(text[:900]), "a test", {})
+    fits = dataclasses.replace(saved, step=0)
+    check_fit(folder, saved, fits, text)
+    for changes, expected in (
+        ({"config": small_config(schedule="cosine", seed=1)}, r"seed \(saved 0, requested 1\); give what .*-dir$"),
+        ({"config": small_config(schedule="cosine", steps=9)}, r"steps .*--steps is free with --schedule constant\)$"),
+        ({"text": text_hash(text[:1700])}, r"on the first 900 bytes .* on the first 1700; give the same --validation"),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            check_fit(folder, saved, dataclasses.replace(fits, **changes), text)
+    with pytest.raises(ValueError, match=r"training text \(saved .*, 900 bytes, requested .*, 1799 bytes\)"):
+        check_fit(folder, saved, dataclasses.replace(fits, text=text_hash(text[1:])), text[1:])
 
 
 def test_how_a_step_is_computed_may_change():
@@ -152,7 +170,7 @@ def test_how_a_step_is_computed_may_change():
         )
         found = misfits(manifest, changed, "text, 9 bytes")
         assert (found == []) == (name in free), name
-        assert all(line.startswith(f"{name} (saved {value}, asked {other})") for line in found)
+        assert all(line.startswith(f"{name} (saved {value}, requested {other})") for line in found)
     constant = small_config(schedule="constant")
     longer = dataclasses.replace(constant, steps=99)
     assert misfits(Manifest(1, constant, "text, 9 bytes", "a test", {}), longer, "text, 9 bytes") == []
@@ -175,5 +193,29 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path):
     (tmp_path / "file").touch()
+    writer = Writer(tmp_path / "file" / "below", 1, Manifest(0, small_config(), "text, 9 bytes", "a test", {}))
     with pytest.raises(ValueError, match=r"cannot write checkpoints to .*file.*; give --checkpoint-dir a folder"):
-        Writer(tmp_path / "file" / "below", 1, Manifest(0, small_config(), "text, 9 bytes", "a test", {}))
+        writer.__enter__()
+
+
+def test_a_checkpoint_knows_the_type_of_its_key(tmp_path: Path):
+    """Keys of another type have other numbers, or as many: either is refused, not reinterpreted."""
+    twin = build("auto_sharding", 1)
+    save_steps(tmp_path, twin, 1)
+    manifest = read_manifest(tmp_path / "1")
+    assert manifest.key_type == "threefry2x32"
+    with pytest.raises(ValueError, match="its random key is of type rbg, and steps are computed with threefry2x32"):
+        restore(tmp_path, dataclasses.replace(manifest, key_type="rbg"), twin)
+
+
+def test_training_does_not_depend_on_the_default_type_of_keys(tmp_path: Path):
+    """With dropout, under `rbg`, the twins would draw other masks."""
+    found = []
+    for number, default in enumerate(("threefry2x32", "rbg")):
+        jax.config.update("jax_default_prng_impl", default)
+        try:
+            train(tmp_path / str(number), "--steps", 1, "--devices", 1)
+        finally:
+            jax.config.update("jax_default_prng_impl", "threefry2x32")
+        found.append(losses(tmp_path / str(number)))
+    np.testing.assert_array_equal(*found)

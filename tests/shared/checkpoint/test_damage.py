@@ -97,8 +97,8 @@ def test_damage_leads_to_the_previous_good_step(
     assert step == 1
     assert_same(arrays(state), kept[0])
     assert len(warnings) == 1
-    assert warnings[0].startswith("warning: passing over step 2: ")
-    assert len(warnings[0]) > len("warning: passing over step 2: ") + 10
+    assert warnings[0].startswith("warning: skipping step 2: ")
+    assert len(warnings[0]) > len("warning: skipping step 2: ") + 10
     assert "\n" not in warnings[0]
     shutil.rmtree(folder / "1")
     with pytest.raises(ValueError, match=r"no step in .* can be restored \(step 2: "):
@@ -114,9 +114,9 @@ def test_a_run_saves_a_damaged_step_again(tmp_path: Path, capsys: pytest.Capture
     (folder / "7.orbax-checkpoint-tmp").mkdir()  # what a kill in the middle of a save leaves
     assert train(tmp_path, "--steps", 6, "--devices", 2, "--checkpoint-every", 2, "--keep", 9, "--resume") == 0
     printed = capsys.readouterr().out
-    assert "warning: passing over step 6: " in printed
-    assert "warning: passing over step 4: " in printed
-    assert "going on from step 2" in printed
+    assert "warning: skipping step 6: " in printed
+    assert "warning: skipping step 4: " in printed
+    assert "resuming from step 2" in printed
     np.testing.assert_array_equal(losses(tmp_path), before)
     assert saved_steps(folder) == [6, 4, 2]
     assert all(not verify(folder, step).problem for step in (2, 4, 6))

@@ -1,4 +1,4 @@
-"""Real runs, killed at many moments, stopped by signals, and gone on with."""
+"""Real runs, killed at many moments, stopped by signals, and resumed."""
 
 import os
 import re
@@ -53,7 +53,7 @@ def wait_for_step(folder: Path, process: subprocess.Popen[str], after: int) -> N
 def test_kill_9_at_many_moments_loses_no_committed_step(tmp_path: Path):
     """The times of the kills are spread over a whole cycle of steps, saves, commits and removals of old steps.
 
-    Each run goes on from the last; in the end the losses are those of a run that was left alone, bit for bit.
+    Each run resumes from the last; in the end the losses are those of a run that was left alone, bit for bit.
     """
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     random = np.random.default_rng(0)
@@ -92,7 +92,7 @@ def test_a_signal_saves_and_ends_cleanly(number: signal.Signals, program: str, t
     assert time.monotonic() - begin < 20
     assert process.returncode == 128 + number
     assert err == ""
-    stopped = re.search(rf"stopped by {number.name} after step (\d+), which is saved; .* --resume goes on", out)
+    stopped = re.search(rf"stopped by {number.name} after step (\d+), which is saved; .* --resume continues", out)
     assert stopped
     newest, *_ = saved_steps(tmp_path / "checkpoints")
     assert newest == int(stopped.group(1))
@@ -103,7 +103,7 @@ def test_a_signal_saves_and_ends_cleanly(number: signal.Signals, program: str, t
     process.send_signal(number)
     time.sleep(0.01)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)  # asked twice: it may end at once, and what was saved stays
+    out, err = process.communicate(timeout=60)  # signalled twice: it may end at once, and what was saved stays
     assert process.returncode in (128 + number, -number)
     assert "Traceback" not in err
     assert not verify(tmp_path / "checkpoints", newest).problem or newest not in saved_steps(tmp_path / "checkpoints")

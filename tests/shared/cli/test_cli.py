@@ -12,7 +12,8 @@ import pytest
 
 import auto_sharding
 import explicit_shardmap
-from shared.cli.main import main
+from shared.cli.main import COMMANDS, main, parse, parser_message
+from shared.config import ModelConfig
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--layers", "1", "--d-model", "16", "--heads", "2", "--d-ff", "32", "--seq-len", "16", "--batch", "8"]
@@ -70,7 +71,7 @@ ERRORS = {
     "--heads 3": "heads=3 does not divide d_model=128; give a d_model that is a multiple of 3",
     "--data {missing}": "No such file or directory; give --data the path of a text file",
     "--data {empty}": "is empty; give --data a file with some text in it",
-    "--data {short}": "the text has 20 bytes, but a window of 128 needs 129; give a longer text or a smaller --window",
+    "--data {short}": "the text has 20 bytes, but a window of 128 needs 129; give a longer text or a smaller --seq-len",
     "--data {short} --corpus python-docs": "both name a text; give one of them",
     "--data {short} --window 4 --batch 8": "too few for a batch of 8; give a longer text, a smaller --batch",
     "--corpus bible": "no corpus is called 'bible'; choose one of: python-docs, tiny-shakespeare",
@@ -82,19 +83,26 @@ ERRORS = {
     "--microbatches 3 --devices 4": "batch=16 cannot be split into 3 microbatches on each of 4 devices; give",
     "--steps 0": "steps is 0; give at least 1",
     "--layers 0": "layers is 0; give at least 1",
-    "--seed -1": "seed is -1; give a whole number from 0",
+    "--seed -1": "seed is -1; give at least 0 and at most 4294967295",
     "--dropout 1": "dropout is 1.0; give a share from 0 up to",
-    "--learning-rate 0": "learning_rate is 0.0; give a positive number",
+    "--learning-rate 0": "learning_rate is 0.0; give at least 1e-30 and at most 1e+30",
     "--validation 2": "validation is 2.0; give a share",
     "--metrics {missing}/metrics.jsonl": "give --metrics a path in a folder that exists",
     "--checkpoint-dir {empty}": "is a file; give --checkpoint-dir a folder to write to",
-    "--data {short} --window 4 --batch 4 --devices 4 --metrics {short}": "holds something else than JSON",
+    "--data {short} --window 4 --batch 4 --devices 4 --metrics {short}": "is not a file of JSON lines",
     "--resume": "--resume needs --checkpoint-dir DIR",
-    "--checkpoint-every 0": "checkpoint_every is 0; give at least 1 step",
-    "--keep 0": "keep is 0; give at least 1 checkpoint",
-    "--eval-every -1": "eval_every is -1; give a number of steps, or 0",
-    "--bucket-bytes -1": "bucket_bytes is -1; give a size in bytes",
+    "--checkpoint-every 0": "checkpoint_every is 0; give at least 1 and at most 1000000000",
+    "--keep 0": "keep is 0; give at least 1 and",
+    "--eval-every -1": "eval_every is -1; give at least 0 and",
+    "--bucket-bytes -1": "bucket_bytes is -1; give at least 0 and",
     "--processes 2": "--coordinator, --processes and --process-id go together",
+    "--vocabulary 512": "vocabulary is 512; give at least 1 and at most 256",
+    "--weight-decay inf": "weight_decay is inf; give at least 0 and at most 1e+30",
+    "--learning-rate nan": "learning_rate is nan; give at least 1e-30",
+    "--clip inf": "clip is inf; give at least 0",
+    "--steps 99999999999": "steps is 99999999999; give at least 1 and at most 1000000000",
+    "--devices 99999999999": "devices is 99999999999; give at least 1 and at most 1000000",
+    "--heartbeat 99999999999": "heartbeat is 99999999999; give at least 1 and at most 86400",
     "--vocabulary 64": "vocabulary=64 is too small for bytes up to",
     "--layers four": "Error parsing --layers: invalid literal for int() with base 10: 'four'; see python -m",
     "--optimizer lion": "invalid choice 'lion' for argument '--optimizer'. Expected one of ('adamw', 'sgd').",
@@ -146,6 +154,9 @@ def test_help_names_flags(capsys: pytest.CaptureFixture[str]):
         "--metrics",
         "--devices",
         "--layers",
+        "--d-model",
+        "--d-ff",
+        "--seq-len",
         "--clip",
         "--schedule",
         "--no-remat",
@@ -155,14 +166,14 @@ def test_help_names_flags(capsys: pytest.CaptureFixture[str]):
         assert flag in printed
 
 
-def test_a_text_too_short_to_validate_on_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_text_too_short_to_validate_on_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "text").write_bytes(b"0123456789" * 20)
     main(
         auto_sharding.build,
         "auto_sharding",
         ["train", *SMALL, "--steps", "1", "--data", str(tmp_path / "text"), "--validation", "0.05"],
     )
-    assert "no validation: the part of the text kept for it is no longer than a window" in capsys.readouterr().out
+    assert "no validation: the part of the text held out for it is no longer than a window" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_enough_ends_the_program_quietly():
@@ -170,3 +181,40 @@ def test_a_reader_that_has_enough_ends_the_program_quietly():
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     assert "space" not in done.stderr
+
+
+def test_former_flags_are_aliases():
+    """Saved commands name the sizes of the model as they were called before."""
+    commands = {name: kind for name, (kind, _) in COMMANDS.items()}
+    former, present = (
+        parse(commands, "program", ["train", *flags.split()])
+        for flags in ("--width 8 --hidden 16 --window 4", "--d-model 8 --d-ff 16 --seq-len 4")
+    )
+    assert former == present
+    assert former.config.model == ModelConfig(d_model=8, d_ff=16, seq_len=4)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        (
+            "╭─ Parsing error ─╮\n│ invalid choice │\n│ 'x' │\n│ ─────── │\n│ see --help │\n╰───╯\n",
+            "invalid choice 'x'",
+        ),
+        ("Parsing error\n-----\ninvalid choice\n'x'\n-----\nsee --help\n", "invalid choice 'x'"),
+        ("a new release of the parser\nsays it plainly", "a new release of the parser says it plainly"),
+        ("", "the arguments cannot be parsed"),
+    ],
+)
+def test_the_message_is_found_in_what_the_parser_prints(printed: str, message: str):
+    assert parser_message(printed) == message
+
+
+def test_a_mesh_says_how_many_devices_to_simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Unless --devices does."""
+    wanted = []
+    monkeypatch.setattr("shared.runtime.startup.start", lambda devices, **_: (wanted.append(devices), 1 / 0))
+    for flags in ("--mesh data=2,tensor=3", "--mesh data=8 --devices 2", ""):
+        with pytest.raises(ZeroDivisionError):
+            main(auto_sharding.build, "auto_sharding", ["train", *flags.split()])
+    assert wanted == [6, 2, 4]

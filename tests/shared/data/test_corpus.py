@@ -1,10 +1,9 @@
-"""Texts: where they come from, and what is said when they cannot be had."""
+"""Texts: where they come from, and what is reported when they are not available."""
 
 import functools
 import hashlib
 import http.server
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from shared.data import corpus
-from shared.data.corpus import read_corpus, read_file, split
+from shared.data.corpus import hold_out_validation, read_corpus, read_file
 
 TEXT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
 
@@ -65,33 +64,9 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/input.txt")
-        monkeypatch.setattr(corpus, "TIMEOUT_S", 1.2)
+        monkeypatch.setattr(corpus, "TIMEOUT_S", 0.2)
         with pytest.raises(ValueError, match="cannot be downloaded"):
             read_corpus("tiny-shakespeare", tmp_path)
-
-
-def test_a_server_that_answers_in_drops_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Never silent for long, never done."""
-
-    class Dripping(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            for _ in range(200):
-                self.wfile.write(b"x" * 2**14)
-                time.sleep(0.05)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        running.daemon_threads, running.block_on_close = True, False
-        monkeypatch.setattr(corpus, "SHAKESPEARE_URL", f"http://127.0.0.1:{running.server_port}/input.txt")
-        monkeypatch.setattr(corpus, "TIMEOUT_S", 0.5)
-        with pytest.raises(ValueError, match="TimeoutError"):
-            read_corpus("tiny-shakespeare", tmp_path)
-        running.shutdown()
 
 
 def test_the_real_text_has_the_expected_hash():
@@ -114,10 +89,10 @@ def test_unknown_missing_and_empty(tmp_path: Path):
         read_file(tmp_path)
 
 
-def test_split():
+def test_the_end_of_a_text_is_held_out():
     text = np.arange(100, dtype=np.uint8)
-    training, validation = split(text, 0.2, window=8)
+    training, validation = hold_out_validation(text, 0.2, window=8)
     np.testing.assert_array_equal(np.concatenate([training, validation]), text)
     assert validation.size == 20
-    assert split(text, 0.05, window=8)[1] is None
-    assert split(text, 0.0, window=8)[0].size == 100
+    assert hold_out_validation(text, 0.05, window=8)[1] is None
+    assert hold_out_validation(text, 0.0, window=8)[0].size == 100

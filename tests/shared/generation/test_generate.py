@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.cli.main import main
-from shared.generation.generate import Display, draw, empty_cache, generate, next_tokens
+from shared.generation.generate import Display, empty_cache, generate, next_tokens, sample_token
 from shared.model.decoding import Cache, abstract_cache, make_decode
 from shared.model.state import initial_state, make_forward
 from shared.placement.mesh import make_mesh
@@ -118,11 +118,11 @@ def test_a_prompt_longer_than_the_window_is_cut_to_its_end():
 def test_drawing():
     """Frequencies follow the softmax at the temperature, among the top k; temperature 0 is the likeliest."""
     logits = jnp.tile(jnp.log(jnp.array([0.1, 0.2, 0.3, 0.4])), (4000, 1))
-    call = jax.jit(draw)
+    call = jax.jit(sample_token)
 
     def frequencies(temperature: float, top_k: int) -> np.ndarray:
-        drawn = call(logits, np.int32(0), np.float32(temperature), np.int32(top_k), np.uint32(0))
-        return np.bincount(drawn, minlength=4) / 4000
+        sampled = call(logits, np.int32(0), np.float32(temperature), np.int32(top_k), np.uint32(0))
+        return np.bincount(sampled, minlength=4) / 4000
 
     np.testing.assert_allclose(frequencies(1, 0), [0.1, 0.2, 0.3, 0.4], atol=0.03)
     np.testing.assert_allclose(frequencies(1, 9), [0.1, 0.2, 0.3, 0.4], atol=0.03)
@@ -178,10 +178,15 @@ def test_generate_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 ERRORS = {
     "--tokens 0": "tokens is 0; give at least 1",
-    "--temperature -1": "temperature is -1.0; give a positive number, or 0 for the likeliest",
-    "--top-k -1": "top_k is -1; give a number of tokens, or 0 for all",
+    "--temperature -1": "temperature is -1.0; give at least 0.001 and at most 1000.0",
+    "--top-k -1": "top_k is -1; give at least 0 and at most 1000000000",
     "--samples 0": "samples is 0; give at least 1",
-    "--seed -1": "seed is -1; give a whole number from 0",
+    "--seed -1": "seed is -1; give at least 0 and at most 4294967295",
+    "--tokens 99999999999": "tokens is 99999999999; give at least 1 and at most 1000000000",
+    "--temperature inf": "temperature is inf; give at least 0.001 and at most 1000.0",
+    "--temperature nan": "temperature is nan; give at least 0.001 and at most 1000.0",
+    "--top-k 100000000000": "top_k is 100000000000; give at least 0 and at most 1000000000",
+    "--samples 100000000000": "samples is 100000000000; give at least 1 and at most 10000",
     "--checkpoint-dir {missing}": "no checkpoint in {missing}; give a folder that `train` saved to",
 }
 

@@ -68,3 +68,21 @@ def test_the_loss_is_a_weighted_sum_of_cross_entropies():
     assert float(summed_loss(logits, targets, weights)) == pytest.approx(expected, rel=1e-6)
     assert float(counted_tokens(weights, "bfloat16")) == 4.5
     assert summed_loss(jnp.asarray(logits, jnp.bfloat16), targets, weights).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("kind", ["cosine", "constant"])
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (0, 20), (1, 20), (7, 20), (20, 20), (30, 20)])
+def test_the_schedule_is_that_of_saved_runs(kind: str, warmup: int, steps: int):
+    """At every step, also beyond the last and in a run that ends during its warm-up: written out, not from optax."""
+    peak = 3e-3
+    rate = schedule(small_config(schedule=kind, warmup=warmup, steps=steps, learning_rate=peak))
+    for step in range(steps + 5):
+        if step < warmup:
+            expected = peak / (warmup + 1) + (peak - peak / (warmup + 1)) * step / warmup
+        elif kind == "constant":
+            expected = peak
+        else:
+            done = min((step - warmup) / max(steps - warmup, 1), 1)
+            expected = peak * (0.1 + 0.9 * (1 + np.cos(np.pi * done)) / 2)
+        assert float(rate(step)) == pytest.approx(expected, rel=1e-6), step
+    assert float(rate(0)) > 0

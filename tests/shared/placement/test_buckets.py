@@ -12,7 +12,7 @@ from bench import TWINS
 from shared.placement.buckets import assign, in_buckets
 from shared.placement.mesh import make_mesh
 from tests.small import small_config
-from twinstep.communication.compiled import collectives, compile_readable
+from twinstep import collectives
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=8)
 EIGHT = {"min_size": 8, "max_size": 8}
@@ -66,7 +66,7 @@ def test_the_compiled_step_sends_so_many_arrays(size: int, arrays: int):
     """21 gradients, the loss and the count: each by itself, in small buckets (some gradients fill one), or in one."""
     config = small_config(bucket_bytes=size)
     twin = TWINS["explicit"](config, make_mesh(config.strategy, 4))
-    found = collectives(compile_readable(twin.train_step, *twin.shapes()), twin.mesh)
+    found = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
     assert sum(collective.arrays for collective in found) == arrays
     assert len(found) == 1
 

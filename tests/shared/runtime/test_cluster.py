@@ -19,7 +19,7 @@ ERRORS = {
     Cluster("localhost:1", 0, 0): "processes is 0; give at least 1",
     Cluster("localhost", 2, 0): "coordinator is localhost; give HOST:PORT",
     Cluster("localhost:x", 2, 0): "coordinator is localhost:x; give HOST:PORT",
-    Cluster(heartbeat=0): "heartbeat is 0; give at least 1 second",
+    Cluster(heartbeat=0): "heartbeat is 0; give at least 1 and at most 86400",
 }
 
 

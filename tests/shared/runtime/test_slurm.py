@@ -74,8 +74,8 @@ def test_the_batch_script(slurm: dict[str, str], tmp_path: Path):
     wait_for(lambda: saved_steps(tmp_path / "checkpoints"), output)
     subprocess.run(["scancel", "--signal=TERM", job], env=environment, check=True, timeout=60)
     wait_for(lambda: "stopped by SIGTERM after step" in output.read_text(), output)
-    wait_for(lambda: "going on from step" in output.read_text(), output)
-    assert output.read_text().count("beginning at step 1") == 1
+    wait_for(lambda: "resuming from step" in output.read_text(), output)
+    assert output.read_text().count("starting at step 1") == 1
     subprocess.run(["scancel", job], env=environment, check=True, timeout=60)
 
 

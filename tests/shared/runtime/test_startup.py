@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from shared.runtime import startup
@@ -61,3 +62,43 @@ def test_settings_are_those_that_version_and_processor_take(monkeypatch: pytest.
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.12.3")
     monkeypatch.setattr(startup, "processor_has", lambda feature: False)
     assert startup.accepted_settings() == []
+
+
+def test_a_second_start_describes_the_first():
+    """The tests' own JAX has 8 devices and was started without CPU settings; nothing of that changes."""
+    assert startup.jax_has_started()
+    before = dict(jax.config.values), dict(os.environ)
+    assert startup.start(3, float64=True).devices == 8
+    assert (dict(jax.config.values), dict(os.environ)) == before
+
+
+def test_settings_that_could_make_the_twins_differ_are_settled(monkeypatch: pytest.MonkeyPatch):
+    others = {
+        "jax_default_prng_impl": "rbg",
+        "jax_threefry_partitionable": False,
+        "jax_random_seed_offset": 1,
+        "jax_numpy_dtype_promotion": "strict",
+        "jax_numpy_rank_promotion": "raise",
+        "jax_use_shardy_partitioner": False,
+    }
+    assert others.keys() == startup.SETTLED.keys()
+    for name, value in {**others, "jax_enable_x64": True}.items():
+        jax.config.update(name, value)
+    startup.settle()
+    assert {name: getattr(jax.config, name) for name in others} == dict(startup.SETTLED)
+    assert not jax.config.jax_enable_x64
+    with jax.disable_jit(), pytest.raises(ValueError, match="JAX_DISABLE_JIT is set, but the twins are compiled"):
+        startup.settle()
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unknown backend\nmore")])
+def test_a_platform_that_cannot_start_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(jax, "devices", fail)
+    expected = (
+        r"^JAX cannot start on JAX_PLATFORMS=cpu \((no reason given|Unknown backend)\); set JAX_PLATFORMS=cpu, or"
+    )
+    with pytest.raises(ValueError, match=expected):
+        startup.running()

@@ -1,4 +1,4 @@
-"""Metrics files: lines of JSON that survive kills and are gone on with."""
+"""Metrics files: lines of JSON that survive kills and are appended to."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def test_a_line_that_a_kill_left_unfinished_is_dropped(tmp_path: Path):
         assert path.read_text() == ""
     for append in (True, False):
         path.write_bytes(b"\xff a text, given by mistake")
-        with pytest.raises(ValueError, match="holds something else than JSON, which --metrics would overwrite"):
+        with pytest.raises(ValueError, match="is not a file of JSON lines, and --metrics would overwrite it"):
             open_output(path, "--metrics", append=append)
         assert path.read_bytes() == b"\xff a text, given by mistake"
     open_output(tmp_path / "other", "--metrics", append=True).close()
@@ -43,7 +43,7 @@ def test_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         reporter.validation(200, 2.0, 7)
     *steps, validation = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     assert [step["step"] for step in steps] == list(range(101, 201))
-    assert steps[0]["gradient_norm"] is None  # JSON has no word for infinity
+    assert steps[0]["gradient_norm"] is None  # JSON has no infinity
     assert validation == {
         "step": 200, "validation_loss": 2.0, "validation_perplexity": math.exp(2), "windows": 7,
     }  # fmt: skip
