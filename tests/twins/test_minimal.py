@@ -27,8 +27,9 @@ from shared.data.batches import Batch
 from shared.model.transformer import Transformer
 from tests.runs import COMPILED_ONCE
 from tests.small import small_config
+from twinstep import collectives
+from twinstep.communication.compiled import compile_readable
 from twinstep.communication.entries import Collective
-from twinstep.communication.compiled import collectives, compile_readable
 from twinstep.equivalence.compare import Report, compare_results
 from twinstep.equivalence.tolerance import work_behind
 
