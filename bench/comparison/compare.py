@@ -31,7 +31,7 @@ from shared.placement.layout import layout
 from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.reporter import open_output
-from twinstep.equivalence.compare import Report
+from twinstep.equivalence.report import Report
 
 DTYPES: tuple[DType, ...] = ("float32", "float64")
 

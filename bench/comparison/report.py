@@ -12,8 +12,8 @@ from shared.config import Config
 from twinstep.communication.account import total_bytes, total_runs
 from twinstep.communication.entries import Collective
 from twinstep.communication.memory import Memory
-from twinstep.equivalence.compare import Report
 from twinstep.equivalence.leaves import Leaf
+from twinstep.equivalence.report import Report
 
 GROUPS = ("loss", "metrics", "logits", "gradients", "parameters", "update")
 

@@ -21,13 +21,19 @@ from bench.mutants import data_parallel, model_parallel
 from bench.mutants.planted import Bug, planted
 from bench.proof.programs import compiled_together, computing_in
 from bench.proof.prove import Truth, proof_config, truth
-from bench.proof.trajectories import compare_trajectories, trajectory, trajectory_config
-from shared import single_device
+from bench.proof.trajectories import (
+    Course,
+    compare_trajectories,
+    compiled_once,
+    single_course,
+    trajectory,
+    trajectory_config,
+)
 from shared.config import Config
 from shared.placement.mesh import make_mesh
 from shared.runtime import startup
 from shared.training.reporter import open_output
-from twinstep.equivalence.compare import Report
+from twinstep.equivalence.report import Report
 
 BUGS = (*data_parallel.BUGS, *model_parallel.BUGS)
 
@@ -69,10 +75,9 @@ def small_truth() -> Truth:
 
 
 @functools.cache
-def small_trajectory() -> dict[str, Any]:
+def small_course() -> Course:
     """The single-device step's trajectory."""
-    config = small(trajectory_config("sgd", "data_parallel"))
-    return trajectory(single_device.build(config).train_step, config, lambda state: state, lambda batch: batch)
+    return single_course(small(trajectory_config("sgd", "data_parallel")))
 
 
 def tiers(build: Callable[..., Any], strategy: str, devices: int, mesh: str = "") -> Iterator[tuple[str, Report]]:
@@ -93,8 +98,8 @@ def tiers(build: Callable[..., Any], strategy: str, devices: int, mesh: str = ""
         yield "repeated run", true.compare(results, ("first", "again"), relative=0)
         config = small(trajectory_config("sgd", "data_parallel"))
         twin = built(config)
-        found = trajectory(twin.train_step, config, twin.place_state, twin.place_batch)
-        yield "trajectory", compare_trajectories(config, small_trajectory(), found)
+        found = trajectory(compiled_once(twin.train_step), config, twin.place_state, twin.place_batch)
+        yield "trajectory", compare_trajectories(config, small_course(), found)
 
 
 def examine(name: str, twin: str, build: Callable[..., Any], strategy: str, devices: int, mesh: str = "") -> Finding:

@@ -28,8 +28,11 @@ from shared.model.state import TrainState, abstract_state, initial_state
 from shared.model.transformer import Seams
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import find_strategy, read_degrees
-from twinstep.equivalence.compare import Report, compare_results
+from twinstep.equivalence.compare import compare_results
 from twinstep.equivalence.hints import Suspect
+from twinstep.equivalence.leaves import named_results
+from twinstep.equivalence.perturbation import DRAWS, moved, nudged_tree
+from twinstep.equivalence.report import Report
 from twinstep.equivalence.tolerance import work_behind
 
 BFLOAT16_FACTOR = 5e-4
@@ -105,12 +108,14 @@ class Truth:
     results: Mapping[str, Any]
     """Of the `oracle`, in the types of the configuration, and of the `single`-device step in those types (in float64
     that is the oracle)."""
+    moved: Mapping[str, float]
+    """How far each leaf of the single-device step moves with one unit in the last place of the parameters."""
 
     def compare(self, results: Mapping[str, Any], pair: tuple[str, str], **options: Any) -> Report:
         """Two of these results, by the rule for this configuration."""
         one, other = (results[name] for name in pair)
         work = work_behind(self.state.params, self.batch)
-        return compare_results(one, other, work, dtype=self.config.model.dtype, **options)
+        return compare_results(one, other, work, dtype=self.config.model.dtype, moved=self.moved, **options)
 
     def suspects(self, mesh: Mesh) -> list[Suspect]:
         """What may have gone wrong on this mesh."""
@@ -134,11 +139,22 @@ def truth(config: Config) -> Truth:
     batch = proof_batch(config)
     oracle = run_single(exact, proof_state(exact), batch)
     state = proof_state(config)
+    single = oracle if config == exact else run_single(config, state, batch)
+    scales = rounding_scales(config, state, batch, single)
     if config == exact:
-        return Truth(config, state, batch, {"oracle": oracle})
-    single = run_single(config, state, batch)
+        return Truth(config, state, batch, {"oracle": oracle}, scales)
     rounded = jax.tree.map(cast_like, {group: oracle[group] for group in single}, single)
-    return Truth(config, state, batch, {"oracle": rounded, "single": single})
+    return Truth(config, state, batch, {"oracle": rounded, "single": single}, scales)
+
+
+def rounding_scales(config: Config, state: TrainState, batch: Batch, results: Mapping[str, Any]) -> dict[str, float]:
+    """How far each leaf of the results moves with one unit in the last place of the parameters. Compiles nothing."""
+    draws = []
+    for seed in range(DRAWS):
+        with computing_in(config.model.dtype):
+            params = nudged_tree(state.params, seed, config.model.dtype)
+        draws.append(named_results(run_single(config, dataclasses.replace(state, params=params), batch)))
+    return moved(named_results(results), draws)
 
 
 def run_single(config: Config, state: TrainState, batch: Batch, seams: Seams = Seams()) -> dict[str, Any]:

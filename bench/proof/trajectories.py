@@ -22,9 +22,11 @@ from shared.data.batches import Dataset
 from shared.model.state import TrainState
 from shared.placement.mesh import make_mesh
 from shared.runtime.compilation import fast_compilation
-from twinstep.equivalence.compare import Report, compare_results
+from twinstep.equivalence.compare import compare_results
 from twinstep.equivalence.hints import Suspect
-from twinstep.equivalence.leaves import norm
+from twinstep.equivalence.leaves import named_results, norm
+from twinstep.equivalence.perturbation import DRAWS, moved, nudged_tree
+from twinstep.equivalence.report import Report
 from twinstep.equivalence.tolerance import Work, tolerance, work_behind
 
 STEPS, HALF = 8, 4
@@ -43,32 +45,71 @@ def trajectory_config(optimizer: str, strategy: str, mesh: str = "") -> Config:
     return dataclasses.replace(config, model=model, optimizer=OPTIMIZERS[optimizer], steps=STEPS)
 
 
-def trajectory(step: Any, config: Config, place: Callable[[Any], TrainState], place_batch: Callable) -> dict[str, Any]:
-    """Loss and learning rate (length of the update over that of the gradient) of each step, and the last parameters."""
+def compiled_once(step: Any) -> Callable[[TrainState, Any], Any]:
+    """The jitted step, compiled fast at its first call; the same program at each call after it."""
+    programs: list[Any] = []
+
+    def run(state: TrainState, batch: Any) -> Any:
+        if not programs:
+            programs.append(step.lower(state, batch).compile(compiler_options=fast_compilation()))
+        return jax.block_until_ready(programs[0](state, batch))
+
+    return run
+
+
+def trajectory(
+    run: Callable[[TrainState, Any], Any],
+    config: Config,
+    place: Callable[[Any], TrainState] = lambda state: state,
+    place_batch: Callable = lambda batch: batch,
+    start: TrainState | None = None,
+) -> dict[str, Any]:
+    """Loss and learning rate (length of the update over that of the gradient) of each step, and the last parameters.
+
+    run: a step. start: `proof_state`, unless another is given.
+    """
     text = np.random.default_rng(0).integers(0, 8, 2000).astype(np.uint8)  # few values: there is something to learn
     dataset = Dataset(text, config.model.seq_len, config.batch)
-    state = place(proof_state(config))
-    program: Any = None
+    state = place(start or proof_state(config))
     found: dict[str, Any] = {"loss": {}, "learning_rate": {}}
     for number in range(STEPS):
         if number == HALF:
             state = place(jax.device_get(state))
         batch = place_batch(dataset(number))
-        program = program or step.lower(state, batch).compile(compiler_options=fast_compilation())
         before = jax.device_get(state.params)
-        state, metrics = jax.block_until_ready(program(state, batch))
+        state, metrics = run(state, batch)
         name = f"step {number + 1}"
         found["loss"][name] = metrics["loss"]
-        moved = [
+        update = [
             new - old for new, old in zip(*map(jax.tree.leaves, (jax.device_get(state.params), before)), strict=True)
         ]
-        length = np.sqrt(sum(norm(leaf) ** 2 for leaf in moved))
+        length = np.sqrt(sum(norm(leaf) ** 2 for leaf in update))
         found["learning_rate"][name] = np.float32(length / metrics["gradient_norm"])
     return {**found, "parameters": state.params}
 
 
-def compare_trajectories(config: Config, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Report:
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """The single-device step's trajectory, and how far it moves with one unit in the last place at its start."""
+
+    results: Mapping[str, Any]
+    moved: Mapping[str, float]
+
+
+def single_course(config: Config) -> Course:
+    """The single-device step's trajectory; its scales of rounding take runs of the same program."""
+    run, start = compiled_once(single_device.build(config).train_step), proof_state(config)
+    results = trajectory(run, config)
+    if config.optimizer.optimizer == "adamw":  # no rule is stated for it
+        return Course(results, {})
+    starts = [dataclasses.replace(start, params=nudged_tree(start.params, seed)) for seed in range(DRAWS)]
+    draws = [named_results(trajectory(run, config, start=nudged)) for nudged in starts]
+    return Course(results, moved(named_results(results), draws))
+
+
+def compare_trajectories(config: Config, course: Course, found: Mapping[str, Any]) -> Report:
     """By the float32 rule for SGD, to which each step may add its own rounding; only a smoke test for AdamW."""
+    expected = course.results
     if config.optimizer.optimizer == "adamw":
         return compare_results({"loss": expected["loss"]}, {"loss": found["loss"]}, Work(1, 1), relative=SMOKE)
     work = work_behind(proof_state(config).params, np.zeros((config.batch, config.model.seq_len)))
@@ -79,17 +120,18 @@ def compare_trajectories(config: Config, expected: Mapping[str, Any], found: Map
         "is part of the state",
         lambda: {"learning_rate": again},
     )
-    return compare_results(expected, found, work, relative=STEPS * tolerance("float32", work), suspects=[forgotten])
+    own = STEPS * tolerance("float32", work)
+    return compare_results(expected, found, work, relative=own, moved=course.moved, suspects=[forgotten])
 
 
 def trajectories(optimizer: str, strategy: str, devices: int, mesh: str = "") -> dict[str, Report]:
     """The single-device step's trajectory beside each twin's: `single / auto` and `single / explicit`."""
     config = trajectory_config(optimizer, strategy, mesh)
     with computing_in("float32"):
-        single = trajectory(single_device.build(config).train_step, config, lambda state: state, lambda batch: batch)
+        single = single_course(config)
         found = {}
         for name, build in TWINS.items():
             twin = build(config, make_mesh(strategy, devices, mesh))
-            other = trajectory(twin.train_step, config, twin.place_state, twin.place_batch)
+            other = trajectory(compiled_once(twin.train_step), config, twin.place_state, twin.place_batch)
             found[f"single / {name}"] = compare_trajectories(config, single, other)
     return found

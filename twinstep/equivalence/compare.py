@@ -1,106 +1,99 @@
-"""Are two steps the same? Compares any two functions of (state, batch), leaf by leaf, and says what differs.
+"""Are two functions the same? Compares what they return of the same arguments, leaf by leaf, and says what differs.
 
     assert_equivalent(my_jitted_step, my_shard_map_step, state, batch)
 
-Each function may return any pytree; entries at its top level (`loss`, `gradients`, ...) are called groups. How an
-error is measured is said in leaves.py, how large it may be in tolerance.py. All copies of an array that
-is declared replicated are compared bit by bit (replicas.py). Where something differs, the report says what known
-mistakes leave such a difference behind (hints.py).
+Each function may return any pytree. How an error is measured is said in leaves.py, how large it may be in tolerance.py
+and, measured on the reference itself, in perturbation.py; exact.py compares both once more in float64. All copies of
+an array that is declared replicated are compared bit by bit (replicas.py). Where something differs, the report says
+what known mistakes leave such a difference behind (hints.py, parts.py).
 """
 
-import io
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from rich.console import Console
-from rich.table import Table
 
-from twinstep.equivalence.hints import Suspect, explained, hints, mesh_axes, split_suspects
-from twinstep.equivalence.leaves import Leaf, Rule, common_factors, measured, paired
+from twinstep.equivalence.arguments import Arguments, Function, call, module_names, take_apart, unchanged
+from twinstep.equivalence.exact import exact_report
+from twinstep.equivalence.factors import EVERYTHING, common_factors
+from twinstep.equivalence.hints import Suspect, explained, hints
+from twinstep.equivalence.leaves import Leaf, Named, Pairs, Rule, measured, named_results, paired
+from twinstep.equivalence.parts import mesh_axes, split_suspects
+from twinstep.equivalence.perturbation import movement
 from twinstep.equivalence.replicas import differing_replicas
+from twinstep.equivalence.report import Report
 from twinstep.equivalence.tolerance import Work, work_behind
-from twinstep.tree import named_leaves
 
-Step = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a comparison found. `problems` are differences that have no size: missing leaves, shapes, replicas."""
-
-    leaves: tuple[Leaf, ...]
-    problems: tuple[str, ...]
-    hints: tuple[str, ...] = ()
-    """What is likely to be the cause, if something differs."""
-
-    @property
-    def equal(self) -> bool:
-        return not self.problems and all(leaf.equal for leaf in self.leaves)
-
-    @property
-    def identical(self) -> int:
-        """Number of leaves without any difference at all."""
-        return sum(leaf.error == 0 for leaf in self.leaves)
-
-    def worst(self, group: str | None = None) -> Leaf:
-        """The leaf, of this group if one is named, that used most of its tolerance."""
-        return max((leaf for leaf in self.leaves if group in (None, leaf.group)), key=lambda leaf: leaf.used)
-
-    def __str__(self) -> str:
-        """A table of the differing leaves (of the closest calls, where none differs), problems and hints first."""
-        failed = [leaf for leaf in self.leaves if not leaf.equal]
-        shown = sorted(failed or self.leaves, key=lambda leaf: -leaf.used)[: 20 if failed else 5]
-        verdict = "equal" if self.equal else "NOT EQUAL"
-        table = Table("leaf", "relative error", "tolerance", "error / tolerance", "ratio", box=None)
-        for leaf in shown:
-            table.add_row(
-                leaf.name, f"{leaf.error:.2e}", f"{leaf.tolerance:.1e}", f"{leaf.used:.2g}", f"{leaf.ratio:.6g}"
-            )
-        printed = io.StringIO()
-        Console(file=printed, width=120).print(table)
-        lines = [f"{verdict}: {len(failed)} of {len(self.leaves)} leaves differ", *self.problems[:4]]
-        if len(self.problems) > 4:
-            lines.append(f"... and {len(self.problems) - 4} more such lines")
-        lines += [f"hint: {hint}" for hint in self.hints]
-        lines += [line.rstrip() for line in printed.getvalue().splitlines()]
-        if len(failed) > len(shown):
-            lines.append(f"... and {len(failed) - len(shown)} more")
-        return "\n".join(lines)
+NOTHING = (
+    "returned nothing to compare, and changed no nnx module in place; return what it computes: loss, gradients, state"
+)
 
 
 def compare(
-    reference: Step, candidate: Step, state: Any, batch: Any, *, dtype: Any = None, relative: float | None = None
+    reference: Function,
+    candidate: Function,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    relative: float | None = None,
+    float64: bool = True,
 ) -> Report:
-    """Call both on copies of (state, batch), so that either may donate, and compare what they return.
+    """Call both on copies of the same arguments, so that either may donate, and compare what they return.
 
-    dtype: the type of the computation, if it is not that of each leaf (bfloat16 activations with float32
-    gradients). relative: a tolerance of your own in place of the rule's. If something differs, the reference is also
-    called on the pieces that devices would have of the batch, to see whether the candidate forgot to join them.
+    args: what both are called with: pytrees, NNX modules, anything. NNX modules that are changed in place are compared
+        as they are afterwards. The last one counts as the batch: its largest array tells how many terms a sum has, and
+        where something differs, the reference is also called on the parts of it that devices would have.
+    kwargs: keyword arguments for both.
+    dtype: the type of the computation, if it is not that of each leaf (bfloat16 activations with float32 gradients).
+    relative: a tolerance of your own in place of the rule's, as a share of each leaf's scale. 0 asks for equal bits.
+    float64: compare in float64 too, if both can be computed in it. False saves the time, and allows for constants that
+        are rounded to float32 in one of the two only.
+
+    The reference is called four times in its own type and four in float64, the candidate once in each. Raises
+    ValueError where nothing is returned that could be compared.
     """
-
-    def call(step: Step, batch: Any) -> Any:
-        return jax.block_until_ready(step(*fresh((state, batch))))
-
-    expected, found = call(reference, batch), call(candidate, batch)
-    work = work_behind(state, batch)
-    report = compare_results(expected, found, work, dtype=dtype, relative=relative)
+    arguments = take_apart(args, kwargs or {})
+    names = module_names(reference, arguments)
+    expected, found = call(reference, arguments, names), call(candidate, arguments, names)
+    require_results(arguments, names, expected, found)
+    work = work_behind(*split_batch(arguments, args))
+    types = arguments.dtypes()
+    python = max(types, key=lambda kind: jnp.finfo(kind).eps) if types else jnp.dtype(jnp.float32)
+    moved, notes = {}, []
+    if relative != 0:
+        try:
+            moved = movement(lambda nudged: call(reference, nudged, names), arguments, expected, dtype)
+        except Exception as error:  # compiled for one placement, or data that other processes hold
+            notes.append(f"scales of rounding could not be measured: {first_line(error)}")
+    options: dict[str, Any] = {"dtype": dtype, "relative": relative, "moved": moved, "python": python}
+    report = compare_results(expected, found, work, **options)
     if report.equal:
-        return report
+        exact = None
+        if float64 and relative is None and any(kind != jnp.float64 for kind in types):
+            exact, why = exact_report(reference, candidate, arguments, names, work, compare_results)
+            notes.append(why)
+        elif any(kind != jnp.float64 for kind in types):
+            notes.append("float64: not compared, as asked")
+        return dataclasses.replace(report, float64=exact, notes=tuple(notes))
+    suspects: list[Suspect] = []
     try:
-        suspects = list(
-            split_suspects(lambda _, batch: call(reference, batch), state, batch, mesh_axes(named_leaves(found)))
+        if args:
+
+            def of_part(part: Any) -> Named:
+                return call(reference, take_apart((*args[:-1], part), kwargs or {}), names)
+
+            suspects += split_suspects(of_part, args[-1], mesh_axes(found))
+    except Exception as error:  # a reference that takes no other batch size has no say in this
+        notes.append(
+            f"mistakes with parts of the batch were not tried: the reference refuses them: {first_line(error)}"
         )
-    except Exception:  # a reference that takes no other batch size has no say in this
-        return report
-    return compare_results(expected, found, work, dtype=dtype, relative=relative, suspects=suspects)
+    return dataclasses.replace(compare_results(expected, found, work, **options, suspects=suspects), notes=tuple(notes))
 
 
-def assert_equivalent(reference: Step, candidate: Step, state: Any, batch: Any, **options: Any) -> Report:
+def assert_equivalent(reference: Function, candidate: Function, *args: Any, **options: Any) -> Report:
     """As `compare`, with its options; raises AssertionError with a readable table unless the two are equal."""
-    report = compare(reference, candidate, state, batch, **options)
+    report = compare(reference, candidate, *args, **options)
     if not report.equal:
         raise AssertionError(str(report))
     return report
@@ -113,32 +106,34 @@ def compare_results(
     *,
     dtype: Any = None,
     relative: float | None = None,
+    moved: Mapping[str, float] | None = None,
     factor: float | None = None,
     suspects: Iterable[Suspect] = (),
+    python: Any = jnp.float32,
+    moves: float | None = None,
 ) -> Report:
     """Compare two pytrees that the two functions have returned; dtype and relative are those of `compare`.
 
-    factor: how far a factor common to all numbers of a group may be from 1, where that is to be less than the
-    tolerance of a leaf. suspects: mistakes to look for if something differs.
+    moved: how far each leaf of expected moves with one unit in the last place of the inputs (perturbation.py); a leaf
+    that is not in it is measured against its own norm. factor: how far from 1 a group's common factor may be, where
+    that is to be less than the rule's. suspects: mistakes to look for if something differs. python: the type whose
+    rounding a Python float has. moves: how many times `moved` is allowed.
     """
-    rule = Rule(work, dtype, relative)
-    pairs, problems = paired(expected, found)
-    named = named_leaves(found)
-    problems += [f"{line} (in the reference)" for line in differing_replicas(named_leaves(expected))]
-    drifting = differing_replicas(named)
+    rule = Rule(work, dtype, relative, moved or {}, moves)
+    expected, found = named_results(expected), named_results(found)
+    pairs, problems = paired(expected, found, python)
+    problems += [f"{line} (in the reference)" for line in differing_replicas(expected)]
+    drifting = differing_replicas(found)
     problems += drifting
-    if factor is not None:
-        problems += [
-            f"{group}: {value:.6g} times the reference as a whole, which is further from 1 than {factor}"
-            for group, value in common_factors(pairs).items()
-            if abs(value - 1) > factor
-        ]
     leaves = measured(pairs, rule)
+    problems += factor_problems(leaves, pairs, rule, factor)
+    if not leaves and not problems:
+        problems.append("nothing was compared: there is no number in either result; return what the step computes")
     wrong = [leaf for leaf in leaves if not leaf.equal]
     found_hints = (
         (
             *explained(list(suspects), wrong, found, rule, {line.split(": ")[0] for line in drifting}),
-            *hints(leaves, pairs, mesh_axes(named)),
+            *hints(leaves, pairs, mesh_axes(found)),
         )
         if wrong or problems
         else ()
@@ -146,6 +141,40 @@ def compare_results(
     return Report(leaves, tuple(problems), found_hints)
 
 
-def fresh(tree: Any) -> Any:
-    """The tree with every JAX array copied in place."""
-    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+def factor_problems(leaves: tuple[Leaf, ...], pairs: Pairs, rule: Rule, factor: float | None) -> list[str]:
+    """A line for each group whose leaves have a factor in common that no single one of them shows.
+
+    And for all leaves together, if no group has one. factor: a limit for groups in place of the rule's.
+    """
+    if rule.relative == 0:
+        return []
+    right = [leaf for leaf in leaves if leaf.equal]
+    lines = []
+    for group, (value, allowed, number) in common_factors(leaves if factor else right, pairs, rule).items():
+        limit = factor if factor and group != EVERYTHING else allowed
+        if abs(value - 1) > limit and not (group == EVERYTHING and lines):
+            lines.append(
+                f"{group}: {value:.6g} times the reference, {number} leaves taken together; rounding explains no "
+                f"factor further from 1 than {limit:.2g}"
+            )
+    return lines
+
+
+def require_results(arguments: Arguments, names: list[str], expected: Named, found: Named) -> None:
+    """Raises ValueError if one of the two has nothing to show."""
+    before = call(lambda *args, **kwargs: None, arguments, names)
+    for name, result in (("reference", expected), ("candidate", found)):
+        returned = [leaf for leaf in result if not leaf.startswith("after.")]
+        if all(result[leaf] is None for leaf in returned) and unchanged(before, result):
+            raise ValueError(f"the {name} {NOTHING}")
+
+
+def split_batch(arguments: Arguments, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """The leaves of the last positional argument as the batch, and all others as the state."""
+    batch = take_apart(args[-1:], {}).leaves
+    own = {id(leaf) for leaf in batch}
+    return [leaf for leaf in arguments.leaves if id(leaf) not in own], list(batch)
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
 from twinstep.equivalence.leaves import Leaf, Pairs, Rule, measured, paired
 
@@ -44,14 +42,14 @@ def hints(leaves: Sequence[Leaf], pairs: Pairs, axes: Mapping[str, int]) -> Iter
             yield from short_type(group, wrong)
             if any(not np.isfinite(pairs[leaf.name][1]).all() for leaf in wrong):
                 yield f"{group}: not finite: a mean over no tokens at all on one device, or an overflow?"
-    agreeing = [group for group, wrong in differing.items() if not wrong]
-    behind = [group for group, wrong in differing.items() if wrong]
-    if "gradients" in agreeing and {"parameters", "update"} & {*behind}:
+    agreeing = {group.split(".")[-1] for group, wrong in differing.items() if not wrong}
+    behind = {group.split(".")[-1] for group, wrong in differing.items() if wrong}
+    if {"gradients", "grads"} & agreeing and {"parameters", "params", "update"} & behind:
         yield (
             "gradients agree and parameters do not: look at what comes after the gradients: clipping (by a norm that "
             "is not the global one?), learning rate, optimizer"
         )
-    if "loss" in agreeing and "gradients" in behind:
+    if "loss" in agreeing and {"gradients", "grads"} & behind:
         yield "the loss agrees and gradients do not: look at the backward pass and at how gradients are reduced"
 
 
@@ -64,14 +62,19 @@ def common_factor(
     unless the mesh has that size.
     """
     # A factor explains a leaf if the leaf's error is no larger than the factor's distance from 1.
-    ratios = [leaf.ratio for leaf in wrong if leaf.error <= 1.1 * abs(leaf.ratio - 1)]
+    ratios = [leaf.ratio for leaf in wrong if leaf.relative <= 1.1 * abs(leaf.ratio - 1)]
     factor = float(np.median(ratios)) if ratios else math.nan
     if sum(math.isclose(ratio, factor, rel_tol=0.01) for ratio in ratios) < 0.75 * len(wrong):
         return
     likely = meaning(factor, axes)
     if many or likely:
         counted = f" ({len(wrong)} of {everything} leaves)" if everything > 1 else ""
-        yield f"{group}: {factor:.4g} times the reference{counted}{likely}"
+        yield f"{group}: {written(factor)} times the reference{counted}{likely}"
+
+
+def written(factor: float) -> str:
+    """Four digits, or as many as it takes to tell it from 1."""
+    return next(text for digits in (4, 6, 9, 17) if (text := f"{factor:.{digits}g}") != "1" or factor == 1)
 
 
 def meaning(factor: float, axes: Mapping[str, int]) -> str:
@@ -94,9 +97,9 @@ def meaning(factor: float, axes: Mapping[str, int]) -> str:
 
 def short_type(group: str, wrong: Sequence[Leaf]) -> Iterator[str]:
     """Rounding to a short type: errors of one size in all leaves, and no common factor."""
-    sizes = [leaf.error for leaf in wrong]
+    sizes = [leaf.relative for leaf in wrong]
     typical = float(np.median(sizes))
-    without_factor = sum(abs(leaf.ratio - 1) < 0.7 * leaf.error for leaf in wrong)
+    without_factor = sum(abs(leaf.ratio - 1) < 0.7 * leaf.relative for leaf in wrong)
     alike = sum(typical / 4 < size < 4 * typical for size in sizes)
     if min(without_factor, alike) < 0.75 * len(wrong) or len(wrong) < 3:
         return
@@ -117,7 +120,7 @@ def explained(
 
     drifted: the leaves whose copies differ. A group of one or two numbers proves nothing: that can be chance.
     """
-    candidates = {name: right for name, (_, right) in paired(found, found)[0].items()}
+    candidates = {name: right for name, (_, right) in paired(found, found, nan=True)[0].items()}
     numbers: dict[str, int] = {}
     for leaf in wrong:
         numbers[leaf.group] = numbers.get(leaf.group, 0) + candidates[leaf.name].size
@@ -130,74 +133,17 @@ def explained(
         }
         if not about:
             continue
-        given = paired(suspect.result(), found)[0]
+        given = paired(suspect.result(), found, nan=True)[0]
         # The mean over no tokens is NaN, and then NaN is what a suspect has to give.
-        given = {name: blanked(*pair) for name, pair in given.items() if name in candidates}
+        given = {name: finite(*pair) for name, pair in given.items() if name in candidates}
         matching = {leaf.name for leaf in measured(given, rule) if leaf.equal}
         named = sorted(group for group, names in about.items() if names <= matching)
         if named:
             yield f"{', '.join(named)}: exactly what comes of {suspect.mistake}"
 
 
-def blanked(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def finite(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both with 0 in place of what is not finite, if that is at the same places."""
-    if np.array_equal(np.isfinite(left), np.isfinite(right)):
+    if left.dtype.kind not in "biu" and np.array_equal(np.isfinite(left), np.isfinite(right)):
         return np.where(np.isfinite(left), left, 0), np.where(np.isfinite(right), right, 0)
     return left, right
-
-
-def split_suspects(
-    reference: Callable[[Any, Any], Any], state: Any, batch: Any, axes: Mapping[str, int]
-) -> Iterator[Suspect]:
-    """What anybody's step may do wrong with a batch that is split over one mesh axis or several."""
-    sizes = {name: size for name, size in axes.items() if size > 1}
-    for number in range(1, len(sizes) + 1):
-        for chosen in itertools.combinations(sizes, number):
-            n = math.prod(sizes[name] for name in chosen)
-            shards = split(batch, n)
-            if not shards:
-                continue
-            own = [reference(state, shard) for shard in shards]
-            over = f"{n} devices along {' x '.join(chosen)}"
-            yield Suspect(
-                f"averaging what each of the {over} has for its own rows: where they count different numbers of "
-                "tokens, the mean of means is not the mean (reduce sums and counts, then divide)",
-                lambda own=own: jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *map(to_host, own)),
-            )
-            yield Suspect(f"giving all of the {over} the same rows", lambda own=own: own[0])
-            yield Suspect(
-                f"reducing nothing: each of the {over} keeps what its own rows give",
-                lambda own=own: own[0],
-                copies=True,
-            )
-
-
-def split(batch: Any, pieces: int) -> list[Any]:
-    """The batch cut into so many along the leading dimension of its arrays; empty if that does not divide."""
-    leaves = [leaf for leaf in jax.tree.leaves(batch) if np.ndim(leaf)]
-    if not leaves or any(np.shape(leaf)[0] % pieces for leaf in leaves):
-        return []
-
-    def cut(leaf: Any, number: int) -> Any:
-        size = np.shape(leaf)[0] // pieces if np.ndim(leaf) else 0
-        return leaf[number * size : (number + 1) * size] if size else leaf
-
-    return [jax.tree.map(lambda leaf, number=number: cut(leaf, number), batch) for number in range(pieces)]
-
-
-def to_host(tree: Any) -> Any:
-    """The tree's floating-point leaves as numpy arrays, 0 for all others, of which a mean means nothing."""
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf) if np.issubdtype(np.asarray(leaf).dtype, np.floating) else np.zeros(()), tree
-    )
-
-
-def mesh_axes(leaves: Mapping[str, Any]) -> dict[str, int]:
-    """The mesh axes over which the leaves live, and their sizes; one unnamed axis for devices without a mesh."""
-    devices: set[jax.Device] = set()
-    for leaf in leaves.values():
-        if isinstance(leaf, jax.Array):
-            if isinstance(leaf.sharding, NamedSharding):
-                return dict(leaf.sharding.mesh.shape)
-            devices |= leaf.sharding.device_set
-    return {"devices": len(devices)} if len(devices) > 1 else {}

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from twinstep.equivalence.leaves import plain
+from twinstep.equivalence.leaves import is_key, plain
 
 
 def differing_replicas(leaves: Mapping[str, Any]) -> list[str]:
@@ -30,10 +30,11 @@ def differing_replicas(leaves: Mapping[str, Any]) -> list[str]:
             if other is None:
                 continue
             difference = float(np.max(np.abs(dict(others)[other].astype(np.float64) - data.astype(np.float64))))
+            by = "" if is_key(leaf) else f" by up to {difference:.2e}"
             line = (
-                f"{name}: the copies on {first} and {other} differ by up to {difference:.2e}, though the array is "
-                f"declared replicated: a reduction{over(leaf, dict([(first, data), *others]))} is missing, or "
-                "something is another on every device that should not be"
+                f"{name}: the copies on {first} and {other} differ{by}, though the array is declared replicated: "
+                f"a reduction{over(leaf, dict([(first, data), *others]))} is missing, or something differs from "
+                "device to device that should not"
             )
             found.append((-difference, line))
             break

@@ -53,20 +53,35 @@ def test_a_single_wrong_number_is_seen():
     assert [leaf.name for leaf in report.leaves if not leaf.equal] == ["gradients.a"]
 
 
-def test_a_leaf_without_size_is_measured_against_its_group():
+def test_a_leaf_that_holds_nothing_but_rounding_is_measured_by_how_far_it_moves():
     """The key bias has a true gradient of zero: its rounding must not count, but a real value in it must."""
     left, right = results(), results()
     left["gradients"]["zero"], right["gradients"]["zero"] = np.float32([1e-9, -1e-9]), np.float32([-2e-9, 1e-9])
-    assert compare_results(left, right, WORK).equal
-    right["gradients"]["zero"] = np.float32([1e-3, 0])
+    moved = {"gradients.zero": 1e-9}
     assert not compare_results(left, right, WORK).equal
+    assert compare_results(left, right, WORK, moved=moved).equal
+    right["gradients"]["zero"] = np.float32([1e-8, 0])
+    assert not compare_results(left, right, WORK, moved=moved).equal
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_what_is_not_finite_proves_nothing(value: float):
+def test_nan_on_both_sides_proves_nothing_and_is_refused_by_name():
     left, right = results(), results()
-    left["gradients"]["a"][0, 0] = right["gradients"]["a"][0, 0] = value
+    left["gradients"]["a"][0, 0] = right["gradients"]["a"][0, 0] = np.nan
+    report = compare_results(left, right, WORK)
+    assert not report.equal
+    assert "gradients.a: NaN in the reference and in the candidate" in str(report)
+
+
+def test_infinities_are_equal_where_both_have_them_and_only_there():
+    left, right = results(), results()
+    left["gradients"]["a"][0, 0] = right["gradients"]["a"][0, 0] = -np.inf
+    assert compare_results(left, right, WORK).equal
+    right["gradients"]["a"][1, 1] *= 1.01
     assert not compare_results(left, right, WORK).equal
+    right = results()
+    for wrong in (np.inf, 1.0):
+        right["gradients"]["a"][0, 0] = wrong
+        assert not compare_results(left, right, WORK).equal
 
 
 def test_missing_leaves_shapes_and_types_are_named():
@@ -119,8 +134,11 @@ def test_a_tolerance_of_ones_own():
 
 
 def test_there_is_no_rule_for_other_types():
-    with pytest.raises(ValueError, match="float16"):
-        tolerance(np.float16, WORK)
+    with pytest.raises(ValueError, match="no tolerance is stated for float8_e5m2"):
+        tolerance(jnp.float8_e5m2, WORK)
+    wrong = {"scale": jnp.ones(2, jnp.float8_e5m2)}
+    with pytest.raises(ValueError, match="scale: no tolerance"):
+        compare_results(wrong, wrong, WORK)
 
 
 def test_random_keys_and_whole_numbers_must_be_the_same():
