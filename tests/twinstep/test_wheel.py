@@ -21,7 +21,8 @@ step = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P("data"), P("data")), 
 x = jnp.linspace(0.0, 1.0, 8)
 assert_equivalent(jax.jit(mean), step, x, x)
 (found,), (written,) = collectives(step, x, x), traced_collectives(step, x, x)
-assert (found.kind, found.axes, found.bytes) == (written.kind, written.axes, written.bytes) == ("all_reduce", ("data",), 4)
+for one in (found, written):
+    assert (one.kind, one.axes, one.bytes) == ("all_reduce", ("data",), 4)
 assert "site-packages" in sys.modules["twinstep"].__file__, sys.modules["twinstep"].__file__
 assert "flax" not in sys.modules and "optax" not in sys.modules
 import shared
