@@ -118,10 +118,10 @@ def test_a_lost_process_ends_the_others_with_a_clear_message(
     assert lost.returncode == -signal.SIGKILL
     assert other.returncode == 1, err
     assert took < limit
-    last = err.strip().splitlines()[-1]
-    assert last.startswith(f"process {1 - victim}: error: ")
-    assert "another process" in last
-    assert "--resume continues from it" in last
+    # One line of ours; threads of JAX's runtime may still log after it.
+    (line,) = (line for line in err.splitlines() if line.startswith(f"process {1 - victim}: error: "))
+    assert "another process" in line
+    assert "--resume continues from it" in line
     if (number, victim) == (signal.SIGKILL, 1):
         newest = saved_steps(tmp_path / "checkpoints")[0]
         again = start_run(tmp_path, 2, 2, *LONG, "--resume", twin=NAMES[victim])
