@@ -25,7 +25,8 @@ def place(layout: Layout, values: Any, specs: Any) -> Any:
 def place_leaf(mesh: Mesh, value: Any, spec: P) -> Any:
     """One value on the devices of all processes; each process copies what its own devices hold."""
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(place_leaf(mesh, jax.random.key_data(value), spec))
+        words = place_leaf(mesh, jax.random.key_data(value), spec)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
     value = np.asarray(value)
     return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec), lambda index: np.array(value[index]))
 

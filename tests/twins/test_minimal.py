@@ -27,8 +27,9 @@ from shared.data.batches import Batch
 from shared.model.transformer import Transformer
 from tests.runs import COMPILED_ONCE
 from tests.small import small_config
-from twinstep.communication.account import Collective
-from twinstep.communication.compiled import collectives, compile_readable
+from twinstep import collectives
+from twinstep.communication.compiled import compile_readable
+from twinstep.communication.entries import Collective
 from twinstep.equivalence.compare import Report, compare_results
 from twinstep.equivalence.tolerance import work_behind
 
@@ -107,7 +108,7 @@ def observed(twin: str, dtype: Any, devices: int) -> tuple[Report, list[Collecti
         true = jax.tree.map(lambda leaf: leaf.astype(dtype), {name: oracle()[name] for name in found})
         report = compare_results(true, found, work_behind(params, batch), dtype=dtype)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) + loss.nbytes
-        return report, collectives(program, batch.tokens.sharding.mesh), size
+        return report, collectives(program, mesh=batch.tokens.sharding.mesh), size
 
 
 def assert_one_all_reduce(sent: list[Collective], devices: int, size: int) -> None:

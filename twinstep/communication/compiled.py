@@ -42,12 +42,13 @@ def read_step(
             raise ValueError(f"{name_of(step)} is not jitted; give jax.jit of it, with arguments")
         if mesh is None:
             known += meshes_of((args, kwargs))
-            known += traced_meshes(step.trace(*args, **kwargs).jaxpr) if hasattr(step, "trace") else ()
+            trace: Any = getattr(step, "trace", None)  # jax.pmap's functions have none
+            known += traced_meshes(trace(*args, **kwargs).jaxpr) if trace else ()
         step = compile_readable(step, *args, **kwargs)
     elif args or kwargs:
         raise ValueError("the step is lowered or compiled already, for its own arguments; give it alone")
-    if hasattr(step, "compile"):
-        step = step.compile()
+    compile: Any = getattr(step, "compile", None)
+    step = compile() if compile else step
     if mesh is None:
         known += meshes_of((step.input_shardings, step.output_shardings))
     executable: Any = step.runtime_executable()

@@ -110,10 +110,10 @@ def shown(name: str, value: Any) -> str:
     """A total of bytes or runs, in words."""
     total = Total(*value) if isinstance(value, list | tuple) else value
     unit = {"bytes": "bytes", "count": "run" if value == 1 else "runs"}[name]
-    return f"{total:,} {unit}" if isinstance(total, int) else f"{total} {unit}"
+    return f"{total:,} {unit}" if isinstance(total, int | float) else f"{total} {unit}"
 
 
-def as_data(total: Total) -> int | list[int | None]:
+def as_data(total: Total) -> float | list[float | None]:
     """A number, or the least and the most of it; null for a most that is not known."""
     return total.least if total.exact else [total.least, total.most]
 

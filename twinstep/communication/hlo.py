@@ -105,8 +105,10 @@ MESSAGES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 def message_class(name: str) -> Any:
     """The class of a message of MESSAGES."""
-    file = descriptor_pb2.FileDescriptorProto(name="twinstep_hlo.proto", package="twinstep_hlo", syntax="proto3")
-    fields = descriptor_pb2.FieldDescriptorProto
+    descriptors: Any = descriptor_pb2  # their classes are made when they are imported
+    pools: Any = descriptor_pool
+    file = descriptors.FileDescriptorProto(name="twinstep_hlo.proto", package="twinstep_hlo", syntax="proto3")
+    fields = descriptors.FieldDescriptorProto
     for message, described in MESSAGES.items():
         entry = file.message_type.add(name=message)
         for field, (number, kind, *many) in described.items():
@@ -116,7 +118,7 @@ def message_class(name: str) -> Any:
                 added.type, added.type_name = fields.TYPE_MESSAGE, f".twinstep_hlo.{kind}"
             else:
                 added.type = getattr(fields, kind)
-    pool = descriptor_pool.DescriptorPool()
+    pool = pools.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"twinstep_hlo.{name}"))
 

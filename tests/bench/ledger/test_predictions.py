@@ -1,6 +1,7 @@
 """What the twins' compiled steps send: as predicted, as recorded, as written in the source."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -18,6 +19,7 @@ from twinstep import collectives, traced_collectives
 from twinstep.communication.account import Key, Total, total_runs, totals
 
 
+@functools.cache
 def sent(config: Config, name: str, devices: int) -> dict[Key, Total]:
     """Input bytes of a compiled step of a twin, by kind and axes."""
     twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))

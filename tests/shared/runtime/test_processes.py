@@ -20,7 +20,8 @@ from tests.runs import COMPILED_ONCE, SMALL, TEXT, TWINS, losses, train
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
-LIMIT_S = 120
+LIMIT_S = 300
+"""After so long a run that has not ended, or not saved, hangs; several processes on a busy machine start slowly."""
 NAMES = list(TWINS)
 GLOO = re.compile(r"\[Gloo\]|Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|[\d\s]")
 """What gloo itself prints, in pieces: two devices of one process may connect at once, each writing into the other's."""
@@ -66,12 +67,12 @@ LONG = ["--steps", 250, "--optimizer", "sgd", "--learning-rate", 0.02, "--checkp
 
 def wait_for_step(folder: Path, after: int, started: Sequence[subprocess.Popen[str]]) -> None:
     """Until a checkpoint of a later step is committed."""
-    for _ in range(1200):
+    for _ in range(20 * LIMIT_S):
         if max(saved_steps(folder / "checkpoints"), default=0) > after:
             return
         assert all(process.poll() is None for process in started), finish(started, 1)
         time.sleep(0.05)
-    pytest.fail("no checkpoint within a minute")
+    pytest.fail(f"no checkpoint within {LIMIT_S} s")
 
 
 def test_a_run_moves_between_two_processes_and_one(tmp_path: Path):
@@ -117,10 +118,10 @@ def test_a_lost_process_ends_the_others_with_a_clear_message(
     assert lost.returncode == -signal.SIGKILL
     assert other.returncode == 1, err
     assert took < limit
-    last = err.strip().splitlines()[-1]
-    assert last.startswith(f"process {1 - victim}: error: ")
-    assert "another process" in last
-    assert "--resume continues from it" in last
+    # One line of ours; threads of JAX's runtime may still log after it.
+    (line,) = (line for line in err.splitlines() if line.startswith(f"process {1 - victim}: error: "))
+    assert "another process" in line
+    assert "--resume continues from it" in line
     if (number, victim) == (signal.SIGKILL, 1):
         newest = saved_steps(tmp_path / "checkpoints")[0]
         again = start_run(tmp_path, 2, 2, *LONG, "--resume", twin=NAMES[victim])

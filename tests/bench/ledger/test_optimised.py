@@ -1,0 +1,31 @@
+"""The ledger of programs compiled as users compile them; the other tests leave out XLA's expensive passes."""
+
+from collections.abc import Generator
+
+import jax
+import pytest
+
+from bench.proof.prove import proof_config
+from shared.placement.strategies import STRATEGIES
+from tests.bench.ledger.test_predictions import expected, sent
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def optimised() -> Generator[None]:
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_optimised_step_sends_what_the_strategy_table_predicts(strategy: str):
+    config = proof_config("float32", strategy)
+    assert sent.__wrapped__(config, "explicit", 8) == expected(config, "explicit", 8)
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "ulysses"])
+def test_an_optimised_auto_step_too(strategy: str):
+    config = proof_config("float32", strategy)
+    assert sent.__wrapped__(config, "auto", 8) == expected(config, "auto", 8)
