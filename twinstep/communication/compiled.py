@@ -12,12 +12,14 @@ import jax
 
 from twinstep.communication import names
 from twinstep.communication.entries import Branch, Collective, Operand
-from twinstep.communication.groups import AnyMesh, Groups, axes_of, device_groups, linked, pairs
+from twinstep.communication.groups import AnyMesh, Groups, axes_of, device_groups, linked, pairs, slice_groups
 from twinstep.communication.hlo import Program, arrays, attributes
-from twinstep.communication.loops import Value, resolved, trip_count
+from twinstep.communication.loops import Value, trip_count
 from twinstep.communication.meshes import REMEDY, described, meshes_of, the_mesh, traced_meshes
 
 Found = Iterator[Collective]
+BETWEEN_SLICES = "_xla_megascale_transfer_type"
+"""Attribute of a send between TPU slices, which the runtime carries out as a collective: which one."""
 
 
 def collectives(step: Any, *args: Any, mesh: AnyMesh | None = None, **kwargs: Any) -> list[Collective]:
@@ -125,8 +127,10 @@ class Reader:
         keeps.
         """
         opcode = instruction.opcode.removesuffix("-start")
+        if opcode == "send" and instruction.is_host_transfer:  # to the host, or to other slices by way of it
+            return attributes(instruction).get(BETWEEN_SLICES, "").lower() or None
         if opcode == "send":
-            return None if instruction.is_host_transfer else "send"
+            return "send"
         if opcode == "all-reduce" and self.program.computations[computation].name.startswith("all-reduce-scatter"):
             return "reduce_scatter"
         between = opcode.startswith(("all-", "collective-", "ragged-all-", "reduce-scatter"))
@@ -155,7 +159,8 @@ class Reader:
         groups = self.groups(instruction, kind)
         participants = max(len(group) for group in groups)
         operands = self.program.operands(instruction)
-        sent = operands[:1] if kind in ("ragged_all_to_all", "send") else operands  # the others say where and how much
+        only_first = instruction.opcode == "send" or kind == "ragged_all_to_all"  # the others say where and how much
+        sent = operands[:1] if only_first else operands
         return Collective(
             kind=kind,
             axes=self.axes(groups, instruction) if participants > 1 else (),
@@ -166,9 +171,12 @@ class Reader:
         )
 
     def groups(self, instruction: Any, kind: str) -> Groups:
+        devices = math.prod(self.mesh.shape.values()) if self.mesh else 1
+        if BETWEEN_SLICES in attributes(instruction):
+            return slice_groups(instruction, devices)
         if kind in ("collective_permute", "send"):
             return linked(pairs(instruction))
-        return device_groups(instruction, math.prod(self.mesh.shape.values()) if self.mesh else 1)
+        return device_groups(instruction, devices)
 
     def axes(self, groups: Groups, instruction: Any) -> tuple[str, ...]:
         if self.mesh is None:
@@ -189,9 +197,17 @@ class Reader:
         own = instruction.metadata if instruction.metadata.op_name else around
         by_name = names.written_by_name(own.op_name)
         for operand in sent:
-            made_by = resolved(self.program, Value(operand, value.caller)) if operand.opcode == "parameter" else None
-            maker = made_by.instruction if made_by else operand
+            maker = outside(self.program, Value(operand, value.caller))
             metadata = own if by_name or maker.opcode == "parameter" or not maker.metadata.op_name else maker.metadata
             for dtype, bytes in arrays(operand.shape):
                 source = names.source(metadata, index) or instruction.name
                 yield Operand(bytes, dtype, names.scope(metadata.op_name), source)
+
+
+def outside(program: Program, value: Value) -> Any:
+    """The instruction that a parameter of a fusion or a call stands for; others as they are."""
+    while value.opcode == "parameter" and value.caller is not None:
+        caller = value.caller
+        number = caller.instruction.operand_ids[value.instruction.parameter_number]
+        value = Value(program.instructions[number], caller.caller)
+    return value.instruction

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from twinstep.communication.entries import PRIMITIVES
-from twinstep.communication.groups import axes_of, device_groups, linked, pairs
+from twinstep.communication.groups import axes_of, device_groups, linked, pairs, slice_groups
 from twinstep.communication.hlo import arrays, message_class
 from twinstep.communication.names import scope, written_by_name
 
@@ -72,6 +72,19 @@ def test_groups_that_are_not_written_are_an_error():
         pairs(Instruction(name="send.1"))
     with pytest.raises(ValueError, match="element type 99 is not known"):
         list(arrays(Instruction(shape={"element_type": 99}).shape))
+
+
+def test_groups_across_slices():
+    def send(target: str) -> Any:
+        return Instruction(
+            name="send.1", frontend_attributes={"map": [{"key": "_xla_megascale_target", "value": target}]}
+        )
+
+    assert slice_groups(send("{1,2}x{0:3}"), 8) == COLUMNS
+    assert slice_groups(send("{1:4}x{0,1}"), 8) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    for target in ("{1,2}x{0:3}", ""):
+        with pytest.raises(ValueError, match=r"between which of 16 devices send\.1 sends"):
+            slice_groups(send(target), 16)
 
 
 def test_pairs_and_axes():
