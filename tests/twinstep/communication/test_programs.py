@@ -12,7 +12,7 @@ from tests.twinstep.communication.programs.compile_programs import PROGRAMS
 from twinstep.communication.account import totals
 from twinstep.communication.compiled import read_program
 from twinstep.communication.entries import Collective
-from twinstep.communication.hlo import Program, attributes
+from twinstep.communication.hlo import HloModule, Program, attributes
 from twinstep.communication.loops import Value, noted_trip_count, trip_count
 
 FOLDER = Path(__file__).parent / "programs"
@@ -83,3 +83,34 @@ def test_lines_and_types(name: str):
     assert {operand.dtype for c in scattered for operand in c.operands} == {"float32"}
     gathered = {operand.dtype for c in read(name) if c.kind == "all_gather" for operand in c.operands}
     assert ("bfloat16" in gathered) == name.startswith("tpu")
+
+
+def test_a_start_and_its_done_are_one():
+    """In both forms: a pair of opcodes, and a computation that async-start, async-update and async-done all name."""
+    array = {"element_type": 11, "dimensions": [16]}
+    groups = {"collective_device_list": {"replica_groups": [{"replica_ids": range(8)}]}}
+    parameter = {"id": 1, "opcode": "parameter", "name": "x", "shape": array}
+    pair = [
+        {"id": 2, "opcode": "all-gather-start", "operand_ids": [1], **groups},
+        {"id": 3, "opcode": "all-gather-done", "operand_ids": [2], **groups},
+        *({"id": n, "opcode": f"async-{part}", "operand_ids": [1], "called_computation_ids": [20]}
+          for n, part in enumerate(("start", "update", "done"), 4)),
+        {"id": 7, "opcode": "send", "operand_ids": [1], "source_target_pairs": [{"source": 0, "target": 1}]},
+        {"id": 8, "opcode": "send-done"},
+        {"id": 9, "opcode": "recv"},
+        {"id": 10, "opcode": "recv-done"},
+    ]  # fmt: skip
+    inside = [{**parameter, "id": 11}, {"id": 12, "opcode": "reduce-scatter", "operand_ids": [11], **groups}]
+    computations = [
+        {"id": 20, "instructions": inside, "root_id": 12},
+        {"id": 21, "instructions": [parameter, *pair], "root_id": 3},
+    ]
+    module = HloModule(computations=computations, entry_computation_id=21)
+    found = read_program(module.SerializeToString(), AbstractMesh((8,), ("data",)))
+    assert [(c.kind, c.axes, c.participants, c.bytes) for c in found] == [
+        ("all_gather", ("data",), 8, 64),
+        ("reduce_scatter", ("data",), 8, 64),
+        ("send", (), 2, 64),
+    ]
+    with pytest.raises(ValueError, match="names no computation to begin with"):
+        read_program(b"", AbstractMesh((8,), ("data",)))
