@@ -23,7 +23,7 @@ from twinstep.equivalence.parts import mesh_axes, split_suspects
 from twinstep.equivalence.perturbation import movement
 from twinstep.equivalence.replicas import differing_replicas
 from twinstep.equivalence.report import Report
-from twinstep.equivalence.tolerance import Work, work_behind
+from twinstep.equivalence.tolerance import MOVES, Work, work_behind
 
 NOTHING = (
     "returned nothing to compare, and changed no nnx module in place; return what it computes: loss, gradients, state"
@@ -110,7 +110,7 @@ def compare_results(
     factor: float | None = None,
     suspects: Iterable[Suspect] = (),
     python: Any = jnp.float32,
-    moves: float | None = None,
+    moves: float = MOVES,
 ) -> Report:
     """Compare two pytrees that the two functions have returned; dtype and relative are those of `compare`.
 

@@ -65,8 +65,8 @@ class Rule:
     """A tolerance of one's own in place of the rule's."""
     moved: Mapping[str, float] = field(default_factory=dict)
     """How far each leaf of the reference moves, as a norm, with one unit in the last place of the inputs."""
-    moves: float | None = None
-    """How many such movements are allowed, if that is more than the tolerance times the norm; `MOVES` if None."""
+    moves: float = MOVES
+    """How many such movements are allowed, where that is more than the tolerance times the leaf's norm."""
 
     def kind(self, leaf: np.dtype) -> np.dtype:
         """The type whose rounding counts: the computation's, or the leaf's where that is given in a shorter one."""
@@ -83,8 +83,7 @@ class Rule:
     def scale(self, name: str, left: np.ndarray) -> float:
         """What the error of this leaf is relative to, so that `tolerance` times it is what is allowed."""
         allowed = self.tolerance(left.dtype)
-        moves = MOVES[self.kind(left.dtype).name] if self.moves is None else self.moves
-        return max(norm(left), moves * self.moved.get(name, 0.0) / allowed if allowed else 0.0)
+        return max(norm(left), self.moves * self.moved.get(name, 0.0) / allowed if allowed else 0.0)
 
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]

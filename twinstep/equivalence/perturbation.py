@@ -17,12 +17,12 @@ from twinstep.equivalence.arguments import Arguments, is_floating
 from twinstep.equivalence.leaves import is_number, norm, plain
 
 DRAWS = 3
-"""The largest of so many draws counts: of a single number, one draw in twelve moves it by less than a tenth of what
-is usual; all three do one time in two thousand."""
+"""The middle one counts: a draw that by chance moves a single number next to nothing does not make a limit too strict,
+nor one that crosses a threshold (a step of a schedule, a maximum) make it too wide."""
 
 
 def nudged(leaf: Any, random: np.random.Generator, dtype: Any = None) -> Any:
-    """The array with each number moved by one unit in the last place, up or down at random; zeros stay.
+    """The array with each number moved by one unit in the last place, up or down at random; zero and infinity stay.
 
     dtype: the type whose unit it is, where computations are done in a shorter one than the array's.
     """
@@ -32,7 +32,9 @@ def nudged(leaf: Any, random: np.random.Generator, dtype: Any = None) -> Any:
     towards = np.where(random.random(values.shape) < 0.5, -np.inf, np.inf).astype(short.dtype)
     with np.errstate(all="ignore"):
         step = np.nextafter(short, towards).astype(np.float64) - short.astype(np.float64)
-        moved = np.where(values == 0, values, values.astype(np.float64) + step).astype(values.dtype)
+        moved = np.where((values == 0) | ~np.isfinite(values), values, values.astype(np.float64) + step).astype(
+            values.dtype
+        )
     if not isinstance(leaf, jax.Array):
         return moved[()]
     return jax.device_put(moved, leaf.sharding) if leaf.committed else jnp.asarray(moved)
@@ -50,7 +52,7 @@ def movement(
     results: Mapping[str, Any],
     dtype: Any = None,
 ) -> dict[str, float]:
-    """How far each floating leaf of run's results moves, as a norm: the largest of a few draws.
+    """How far each floating leaf of run's results moves, as a norm: the middle of a few draws.
 
     run: called with nudged arguments; what it returns of the arguments as they are is `results`, leaves by name.
     dtype: that of `nudged`.
@@ -65,7 +67,7 @@ def movement(
 
 
 def moved(results: Mapping[str, Any], draws: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The largest distance of the draws' floating leaves from those of results; both are leaves by name."""
+    """The middle distance of the draws' floating leaves from those of results; both are leaves by name."""
     found: dict[str, float] = {}
     for name, leaf in results.items():
         if not is_number(leaf):
@@ -79,5 +81,6 @@ def moved(results: Mapping[str, Any], draws: Sequence[Mapping[str, Any]]) -> dic
             if right.shape == left.shape:
                 with np.errstate(all="ignore"):
                     lengths.append(norm(right.astype(np.float64) - left.astype(np.float64)))
-        found[name] = max((length for length in lengths if math.isfinite(length)), default=0.0)
+        lengths = sorted(length for length in lengths if math.isfinite(length))
+        found[name] = lengths[len(lengths) // 2] if lengths else 0.0
     return found

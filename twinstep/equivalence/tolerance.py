@@ -11,9 +11,10 @@ ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bflo
 """Unit roundoff u of each type for which there is a rule."""
 COMMON = 4
 """Units of roundoff by which all leaves together may be longer or shorter in a short type (see `common_tolerance`)."""
-MOVES = {"float64": 8.0, "float32": 8.0, "float16": 2.0, "bfloat16": 2.0}
-"""Movements, by one unit in the last place of the inputs, that two correct results may be apart (perturbation.py): the
-constants of `tolerance`, 2 lambda, since a movement is one such random walk of roundings."""
+MOVES = 8.0
+"""Movements, by one unit in the last place of the inputs, that two correct results may be apart (perturbation.py): a
+movement is one random walk of roundings, 2 lambda of them are allowed as in `tolerance`, with lambda = 4 in every type,
+since a leaf to which this applies may be a single number."""
 EXACT = 1e-10
 """Relative error allowed where both functions are computed in float64."""
 
