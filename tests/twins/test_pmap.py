@@ -1,5 +1,6 @@
 """The legacy chapter is the same step."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,9 +10,11 @@ import pytest
 from bench.proof.prove import proof_batch, proof_config
 from explicit_shardmap import pmap
 from shared import single_device
-from shared.model.state import initial_state
+from shared.model.state import TrainState, initial_state
 from tests.small import small_config
 from twinstep.equivalence.compare import compare_results
+from twinstep.equivalence.leaves import named_results
+from twinstep.equivalence.perturbation import DRAWS, moved, nudged_tree
 from twinstep.equivalence.tolerance import work_behind
 from twinstep.tree import named_leaves
 
@@ -32,9 +35,15 @@ def test_the_step_under_pmap_is_the_step(devices: int, float64: None):
     config = proof_config("float64", "data_parallel")
     state, batch = initial_state(config, jax.random.key(0)), proof_batch(config)
     single = single_device.build(config)
-    expected = observed(
-        *single.loss_and_grads(state, batch), single.logits(state, batch.tokens), *single.train_step(state, batch)
-    )
+
+    def on_one(state: TrainState) -> dict[str, Any]:
+        return observed(
+            *single.loss_and_grads(state, batch), single.logits(state, batch.tokens), *single.train_step(state, batch)
+        )
+
+    expected = on_one(state)
+    draws = [dataclasses.replace(state, params=nudged_tree(state.params, seed)) for seed in range(DRAWS)]
+    scales = moved(named_results(expected), [named_results(on_one(draw)) for draw in draws])
     step = pmap.build(config, jax.devices()[:devices])
     copies, dealt = step.replicate(state), step.deal(batch)
     loss, gradients, tokens = jax.block_until_ready(step.loss_and_grads(copies, dealt))
@@ -54,7 +63,7 @@ def test_the_step_under_pmap_is_the_step(devices: int, float64: None):
         "gradients": gradients,
         "parameters": params,
     }
-    report = compare_results(expected, found, work_behind(state.params, batch))
+    report = compare_results(expected, found, work_behind(state.params, batch), moved=scales)
     assert report.equal, report
 
 
