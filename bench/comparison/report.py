@@ -44,7 +44,7 @@ class Row:
     @property
     def as_predicted(self) -> bool:
         """Whether both programs send what is predicted of them, where something is."""
-        return all(self.book.kept.values())
+        return all(self.book.as_predicted.values())
 
 
 def print_report(console: Console, rows: Sequence[Row], config: Config, proof: Config) -> None:
@@ -161,7 +161,7 @@ def prediction(book: Account, name: str) -> str:
     if predicted is None:
         return "not predicted"
     bytes = sum(traffic.bytes for traffic in predicted)
-    return f"{bytes:,}" if book.kept[name] else f"[red]{bytes:,}: WRONG"
+    return f"{bytes:,}" if book.as_predicted[name] else f"[red]{bytes:,}: WRONG"
 
 
 def kinds(sends: Sequence[Collective]) -> str:

@@ -2,7 +2,8 @@
 
 A passage is of one of three kinds. By default it is the same in every run (a quoted source, bytes, counts, messages),
 and a check compares it exactly. One that `varies` (times, losses to the last digit) is never a failure: the check
-reports how far it has drifted. One that is `slow` (more than half a minute) is made only if all commands are run.
+reports how far it has drifted. One that is `slow` (more than half a minute) is made only if all commands are run, and
+one that `downloads` only where pages are written, since a check must not depend on a network.
 """
 
 import ast
@@ -57,9 +58,11 @@ class Passages:
         """The functions for a page, which `cog`, its module, is at."""
 
         def writing(make: Callable[..., str]) -> Callable[..., None]:
-            def function(*arguments: Any, varies: bool = False, slow: bool = False, **options: Any) -> None:
+            def function(
+                *arguments: Any, varies: bool = False, slow: bool = False, downloads: bool = False, **options: Any
+            ) -> None:
                 try:
-                    if slow and self.commands != "all":
+                    if ((slow or downloads) and self.commands != "all") or (downloads and not self.write):
                         raise NotRun
                     passage = f"\n{make(Path(cog.inFile), cog.firstLineNum, *arguments, **options)}\n"
                 except NotRun:
@@ -103,10 +106,18 @@ class Passages:
             rows.append([fenced(text) for text in printed])
         return table_of(rows)
 
-    def run(self, page: Path, line: int, command: str, *, shown: bool = True, **cut: Any) -> str:
-        """A command and what it prints. cut: see `cut_out`. shown: whether the command stands above its output."""
-        text = cut_out(self.output(real(command), name=command, fails=cut.pop("fails", False)), **cut)
-        return fenced(f"$ {as_quoted(command)}\n{text}" if shown else text)
+    def run(
+        self, page: Path, line: int, command: str, *, fails: bool = False, killed_after: str = "", **cut: Any
+    ) -> str:
+        """A command and what it prints. cut: see `cut_out`. fails: whether its exit code is to be another than 0.
+
+        killed_after: pattern of a line after which the command is killed with `kill -9`.
+        """
+        if killed_after:
+            text = f"{cut_out(self.killed(real(command), killed_after), **cut)}\nKilled"
+        else:
+            text = cut_out(self.output(real(command), name=command, fails=fails), **cut)
+        return fenced(f"$ {as_quoted(command)}\n{text}")
 
     def runs(self, page: Path, line: int, *commands: str) -> str:
         """Commands without what they print, each of which must succeed."""
@@ -124,9 +135,9 @@ class Passages:
             if old not in code:
                 raise ValueError(f"the program above {page.name}:{line} has no text {old!r} to replace")
             code = code.replace(old, new)
-        return fenced(
-            cut_out(self.output([sys.executable, "-c", code], name=f"{page.name}:{line}", fails=fails), **cut)
-        )
+        (Path(self.scratch.name) / "program.py").write_text(code)  # a file, so that messages can name its lines
+        command = [sys.executable, "program.py"]
+        return fenced(cut_out(self.output(command, code, name=f"{page.name}:{line}", fails=fails), **cut))
 
     def table(self, page: Path, line: int, headings: list[str], rows: list[list[str]]) -> str:
         """A table of Markdown."""
@@ -136,25 +147,46 @@ class Passages:
     def caption(self, page: Path, file: str) -> str:
         return f"[`{file}`]({os.path.relpath(ROOT / file, page.parent)})"
 
-    def output(self, command: list[str], *, name: str, fails: bool = False) -> str:
-        """What a command prints, of which the same is run only once. Raises ValueError for an unexpected exit code."""
+    def output(self, command: list[str], code: str = "", *, name: str, fails: bool = False) -> str:
+        """What a command prints, of which the same (with the same code in its file) is run only once.
+
+        Raises ValueError for an unexpected exit code.
+        """
         if self.commands == "none":
             raise NotRun
-        key = shlex.join(command)
+        key = shlex.join(command) + code
         if key not in self.outputs:
-            clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_", "MAKE", "COLUMNS"))}
-            done = subprocess.run(
-                command,
-                cwd=self.scratch.name,
-                env=clean | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": self.scratch.name},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            done = subprocess.Popen(command, **self.settings())
+            printed, _ = done.communicate()
             if (done.returncode != 0) != fails:
-                raise ValueError(f"{name} ended with exit code {done.returncode}:\n{done.stdout}")
-            self.outputs[key] = done.stdout
+                raise ValueError(f"{name} ended with exit code {done.returncode}:\n{printed}")
+            self.outputs[key] = printed
         return self.outputs[key]
+
+    def killed(self, command: list[str], after: str) -> str:
+        """What a command prints up to the line with this pattern, at which it is killed."""
+        if self.commands == "none":
+            raise NotRun
+        lines = []
+        with subprocess.Popen(command, **self.settings()) as process:
+            for line in process.stdout or ():
+                lines.append(line)
+                if re.search(after, line):
+                    process.kill()
+                    return "".join(lines)
+        raise ValueError(f"{shlex.join(command)} ended before it printed {after!r}:\n{''.join(lines)}")
+
+    def settings(self) -> dict[str, Any]:
+        """Of subprocesses: in the scratch folder, without settings of the present shell that would change outputs."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_", "MAKE", "COLUMNS"))}
+        path = os.pathsep.join(filter(None, (self.scratch.name, os.environ.get("PYTHONPATH"))))
+        return {
+            "cwd": self.scratch.name,
+            "env": clean | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
 
 
 def quoted(file: str, *names: str) -> str:

@@ -44,7 +44,7 @@ class StrategiesCommand:
 
 
 def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
-    """One twin's step of one strategy: bytes on a device, and bytes put into collectives by kind."""
+    """One twin's step of one strategy: bytes on a device, and input bytes of its collectives by kind."""
     twin = TWINS[name](config, make_mesh(config.strategy, devices))
     step = compile_readable(twin.train_step, *twin.shapes())
     sends = collectives(step, mesh=twin.mesh)
@@ -56,8 +56,8 @@ def plan(config: Config, name: str, devices: int) -> dict[str, Any]:
         "strategy": config.strategy,
         "twin": name,
         **dataclasses.asdict(memory(step)),
-        "put_in": kinds,
-        "sent": total_on_wire(sends).least,
+        "input_bytes": kinds,
+        "bytes_on_wire": total_on_wire(sends).least,
         "as_predicted": None if predicted is None else traffic_totals(predicted) == totals(sends),
     }
 
@@ -66,32 +66,30 @@ def run(command: StrategiesCommand) -> int:
     """Print the table; return 0 if every step sends what is predicted of it, 1 otherwise."""
     found = startup.start(command.devices)
     configs = [dataclasses.replace(command.config, strategy=strategy) for strategy in STRATEGIES]
-    for config in configs:  # says now what cannot work
+    for config in configs:  # fail early on sizes that do not divide
         layout(config, make_mesh(config.strategy, command.devices))
     file = open_output(command.json, "--json") if command.json else None
     rows = [plan(config, name, command.devices) for config in configs for name in TWINS]
     console = Console(highlight=False, soft_wrap=True, width=180)
     console.print(found.describe())
-    print_rows(console, rows)
+    print_strategies(console, rows)
     if file:
         with file:
             json.dump({"runtime": dataclasses.asdict(found), "rows": rows}, file, indent=2)
     return 0 if all(row["as_predicted"] in (True, None) for row in rows) else 1
 
 
-def print_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+def print_strategies(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """One line for each strategy and twin, in MiB on each device."""
     table = Table(box=None, pad_edge=False)
     sizes = ("arguments", "temporary", "peak")
-    for heading in ("strategy", "twin", *sizes, "put in", "as predicted", "of these"):
-        table.add_column(heading, justify="right" if heading in (*sizes, "put in") else "left")
+    for heading in ("strategy", "twin", *sizes, "input", "as predicted", "of these"):
+        table.add_column(heading, justify="right" if heading in (*sizes, "input") else "left")
     for row in rows:
         held = (f"{row[size] / 2**20:.1f}" for size in sizes)
-        kinds = ", ".join(f"{kind} {bytes / 2**20:.1f}" for kind, bytes in row["put_in"].items() if bytes >= 2**15)
+        kinds = ", ".join(f"{kind} {bytes / 2**20:.1f}" for kind, bytes in row["input_bytes"].items() if bytes >= 2**15)
         kept = {True: "yes", False: "[red]NO", None: "not predicted"}[row["as_predicted"]]
-        total = f"{sum(row['put_in'].values()) / 2**20:.1f}"
+        total = f"{sum(row['input_bytes'].values()) / 2**20:.1f}"
         table.add_row(row["strategy"], row["twin"], *held, total, kept, kinds)
     console.print(table)
-    console.print(
-        f"MiB on each of {jax.device_count()} devices; put in: by each device, into the collectives of one step"
-    )
+    console.print(f"MiB on each of {jax.device_count()} devices; input: of a device's collectives in one step")

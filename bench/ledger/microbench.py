@@ -31,8 +31,7 @@ from shared.training.reporter import open_output
 from twinstep.communication.account import bytes_on_wire
 
 SIZES = tuple(2**power for power in range(10, 25, 2))
-"""Bytes, 1 KiB to 16 MiB: what nccl-tests calls the size, that is, all that a device puts in, but for all_gather all
-that it gets out."""
+"""Bytes, 1 KiB to 16 MiB, as nccl-tests counts the size: input bytes per device; for all_gather, output bytes."""
 
 
 def all_reduce(x: Array, axes: Any) -> Array:
@@ -79,8 +78,8 @@ class Cost:
         return self.latency + bytes_on_wire(self.kind, self.devices, bytes) / self.bandwidth
 
 
-def put_in(kind: str, devices: int, size: int) -> int:
-    """Bytes that each device puts into a collective that nccl-tests calls of this size."""
+def input_bytes(kind: str, devices: int, size: int) -> int:
+    """Input bytes per device of a collective that nccl-tests calls of this size."""
     return size // devices if kind == "all_gather" else size
 
 
@@ -88,7 +87,7 @@ def repeated(kind: str, mesh: Mesh, axes: tuple[str, ...], size: int) -> tuple[A
     """A compiled loop of collectives, each of which waits for the one before, its argument, and its turns."""
     devices = int(np.prod([mesh.shape[axis] for axis in axes]))
     turns = 20 if size <= 2**18 else 4
-    length = max(put_in(kind, devices, size) // 4, devices)
+    length = max(input_bytes(kind, devices, size) // 4, devices)
 
     def loop(x: Array) -> Array:
         return lax.fori_loop(0, turns, lambda _, x: KINDS[kind](x, axes), x)
@@ -101,10 +100,10 @@ def repeated(kind: str, mesh: Mesh, axes: tuple[str, ...], size: int) -> tuple[A
     return program.lower(x).compile(), x, turns
 
 
-def measure(
+def measure_costs(
     mesh: Mesh, axes: tuple[str, ...], kinds: Iterable[str], sizes: Sequence[int] = SIZES, rounds: int = 5
 ) -> list[Cost]:
-    """The cost of these kinds over these axes; the sizes are timed in turns, and the median over rounds counts."""
+    """The cost of these kinds over these axes; the sizes are timed interleaved, and the median over rounds counts."""
     devices = int(np.prod([mesh.shape[axis] for axis in axes]))
     found = []
     for kind in kinds:
@@ -127,7 +126,7 @@ def fit(kind: str, devices: int, seconds: Mapping[int, float]) -> tuple[float, f
     Relative, as otherwise the largest sizes alone would count.
     """
     times = np.array(list(seconds.values()))
-    bytes = np.array([bytes_on_wire(kind, devices, put_in(kind, devices, size)) for size in seconds])
+    bytes = np.array([bytes_on_wire(kind, devices, input_bytes(kind, devices, size)) for size in seconds])
     latency, slope = np.linalg.lstsq(np.stack([1 / times, bytes / times], axis=1), np.ones(len(times)), rcond=None)[0]
     return max(float(latency), 0.0), 1 / max(float(slope), 1e-15)
 
@@ -156,7 +155,7 @@ def run(command: MicrobenchCommand) -> int:
     check(devices > 1, "one device sends nothing; give --devices 2 or more")
     file = open_output(command.json, "--json") if command.json and processes.is_first() else None
     mesh = jax.make_mesh((devices,), ("devices",), (AxisType.Auto,), devices=jax.devices()[:devices])
-    costs = measure(mesh, ("devices",), KINDS)
+    costs = measure_costs(mesh, ("devices",), KINDS)
     data = [{"runtime": dataclasses.asdict(found), "costs": [dataclasses.asdict(cost) for cost in costs]}]
     if processes.is_first():
         print_costs(Console(highlight=False, soft_wrap=True, width=120), found, costs)

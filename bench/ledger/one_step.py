@@ -18,7 +18,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.ledger.microbench import Cost, measure
+from bench.ledger.microbench import Cost, measure_costs
 from bench.ledger.report import Account, account, as_data, print_account
 from bench.timing.timed_step import TIMED_STEPS, TimedStep, interleaved, timed_batch, timed_step
 from shared.config import Config, check
@@ -40,7 +40,7 @@ OPERATIONS = {
     "all_to_all": re.compile("all.to.all"),
     "collective_permute": re.compile("collective.permute|ppermute"),
 }
-"""What operations of a kind are called in profiles: by XLA, or after the JAX primitive that asked for them."""
+"""What operations of a kind are called in profiles: by XLA, or after the JAX primitive in the source."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def costs_of(compiled: Iterable[Collective], mesh: jax.sharding.Mesh) -> dict[tu
     """The cost here of each kind over the axes over which these collectives are."""
     found = {}
     for kind, axes in dict.fromkeys((c.kind, c.axes) for c in compiled if c.axes and c.kind in OPERATIONS):
-        (found[kind, axes],) = measure(mesh, axes, [kind], SIZES, rounds=3)
+        (found[kind, axes],) = measure_costs(mesh, axes, [kind], SIZES, rounds=3)
     return found
 
 
@@ -88,11 +88,11 @@ def expected(entries: Iterable[Collective], costs: Mapping[Any, Cost]) -> float:
 
 
 def run(command: LedgerCommand) -> int:
-    """Print the ledger; return 0 if both compiled programs hold to what the strategy table predicts, 1 otherwise."""
+    """Print the ledger; return 0 if both compiled programs send what the strategy table predicts, 1 otherwise."""
     config = command.config
     found = startup.start(command.devices, float64="float64" in (config.model.dtype, config.model.param_dtype))
     mesh = make_mesh(config.strategy, command.devices, config.mesh)
-    layout(config, mesh)  # says now what cannot work
+    layout(config, mesh)  # fail early on sizes that do not divide
     timed_batch(config)
     check(command.devices > 1, "one device sends nothing; give --devices 2 or more")
     file = open_output(command.json, "--json") if command.json else None
@@ -122,7 +122,7 @@ def run(command: LedgerCommand) -> int:
     if file:
         with file:
             json.dump(data, file, indent=2)
-    return 0 if all(book.kept.values()) else 1
+    return 0 if all(book.as_predicted.values()) else 1
 
 
 def total(*found: Mapping[str, float]) -> float:

@@ -42,7 +42,7 @@ class Account:
     matches: Sequence[Match]
 
     @property
-    def kept(self) -> Mapping[str, bool]:
+    def as_predicted(self) -> Mapping[str, bool]:
         """Twin to whether the compiled program holds to the prediction, in kinds, axes and bytes; if there is one."""
         return {
             name: traffic_totals(predicted) == totals(self.compiled[name])
@@ -77,7 +77,7 @@ def as_data(book: Account) -> dict[str, Any]:
             for name, entries in book.predicted.items()
         },
         "compiled": {name: [entry(c) for c in entries] for name, entries in book.compiled.items()},
-        "as_predicted": book.kept,
+        "as_predicted": book.as_predicted,
         "traced": [entry(c) for c in book.traced],
         "matches": [
             {
@@ -100,20 +100,20 @@ def print_account(console: Console, config: Config, devices: int, book: Account)
         if predicted is None:
             console.print(f"predicted for {name}: not predicted, the partitioner decides")
         else:
-            verdict = "[green]as compiled" if book.kept[name] else "[red]NOT as compiled"
-            console.print(f"predicted for {name}: {said(traffic_totals(predicted))}: {verdict}")
+            verdict = "[green]as compiled" if book.as_predicted[name] else "[red]NOT as compiled"
+            console.print(f"predicted for {name}: {describe_totals(traffic_totals(predicted))}: {verdict}")
     verdict = (
         "[green]as compiled"
         if totals(book.traced) == totals(book.compiled["explicit"])
-        else "[yellow]otherwise compiled"
+        else "[yellow]compiled differently"
     )
-    console.print(f"written in explicit's source: {said(totals(book.traced))}: {verdict}")
+    console.print(f"written in explicit's source: {describe_totals(totals(book.traced))}: {verdict}")
     console.print("\n[bold]explicit / in its place, auto")
     for match in book.matches:
-        console.print(f"{match.verdict}: {said_of(match.first)} / {said_of(match.second)}")
+        console.print(f"{match.verdict}: {describe_side(match.first)} / {describe_side(match.second)}")
 
 
-def said_of(side: Sequence[Collective]) -> str:
+def describe_side(side: Sequence[Collective]) -> str:
     """How many of what, in words."""
     return (
         ", ".join(
@@ -124,7 +124,7 @@ def said_of(side: Sequence[Collective]) -> str:
     )
 
 
-def said(found: Mapping[Key, Total]) -> str:
+def describe_totals(found: Mapping[Key, Total]) -> str:
     """Input bytes, by kind and axes, in words."""
     return (
         ", ".join(

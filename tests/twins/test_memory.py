@@ -70,7 +70,7 @@ def test_the_table_that_the_pages_show(
     assert [row["twin"] for row in rows] == ["auto", "explicit"]
     for row in rows:
         assert 0 < row["arguments"] < row["arguments"] + row["temporary"] <= row["peak"]
-        assert list(row["put_in"]) == ["all_reduce"]
-        assert row["sent"] == 2 * 7 / 8 * row["put_in"]["all_reduce"]
+        assert list(row["input_bytes"]) == ["all_reduce"]
+        assert row["bytes_on_wire"] == 2 * 7 / 8 * row["input_bytes"]["all_reduce"]
         assert row["as_predicted"]
     assert "data_parallel  explicit" in capsys.readouterr().out

@@ -115,13 +115,12 @@ class Match:
 
     @property
     def verdict(self) -> str:
-        """`the same`, `otherwise` (another kind or size in its place), `surplus` (in the second) or `missing`
-        (there)."""
+        """`the same`, `differs` (in kind or size), `extra` (only in the second) or `missing` (only in the first)."""
         if not self.first:
-            return "surplus"
+            return "extra"
         if not self.second:
             return "missing"
-        return "the same" if same(totals(self.first), totals(self.second)) else "otherwise"
+        return "the same" if same(totals(self.first), totals(self.second)) else "differs"
 
 
 def same(first: Mapping[Key, Total], second: Mapping[Key, Total]) -> bool:
@@ -141,7 +140,7 @@ def match_collectives(first: Sequence[Collective], second: Sequence[Collective])
 
     First by kind and axes, where the bytes over all of them are equal: a partitioner may send in many operations what
     was written as one. Then what is left, by purpose and axes; kinds that are not known only match themselves. What
-    has no counterpart then is missing in the second step, or its surplus.
+    has no counterpart then is missing in the second step, or extra.
     """
     found = []
     ours, theirs = by_key(first), by_key(second)

@@ -12,12 +12,14 @@ import jax
 
 from twinstep.communication import names
 from twinstep.communication.entries import Branch, Collective, Operand
-from twinstep.communication.groups import AnyMesh, Groups, axes_of, device_groups, linked, pairs
-from twinstep.communication.hlo import Program, arrays
+from twinstep.communication.groups import AnyMesh, Groups, axes_of, device_groups, linked, pairs, slice_groups
+from twinstep.communication.hlo import Program, arrays, attributes
 from twinstep.communication.loops import Value, trip_count
 from twinstep.communication.meshes import REMEDY, described, meshes_of, the_mesh, traced_meshes
 
 Found = Iterator[Collective]
+BETWEEN_SLICES = "_xla_megascale_transfer_type"
+"""Attribute of a send between TPU slices, which the runtime carries out as a collective: which one."""
 
 
 def collectives(step: Any, *args: Any, mesh: AnyMesh | None = None, **kwargs: Any) -> list[Collective]:
@@ -89,6 +91,7 @@ class Reader:
     def __init__(self, program: Program, mesh: AnyMesh | None):
         self.program, self.mesh = program, mesh
         self.conditionals = itertools.count(1)
+        self.begun: set[str] = set()
 
     def entry(self) -> Found:
         return self.walk(self.program.module.entry_computation_id, 1, ())
@@ -110,39 +113,70 @@ class Reader:
                 number = next(self.conditionals)
                 for index, inner in enumerate(called):
                     yield from self.walk(inner, count, (*branch, Branch(number, index, len(called))))
-            elif kind := self.kind(instruction):
-                yield self.describe(instruction, kind, count, branch)
+            elif kind := self.kind(instruction, computation):
+                if not self.continues(instruction, computation):
+                    yield self.describe(Value(instruction, caller), kind, count, branch)
             else:
                 for inner in called:
                     yield from self.walk(inner, count, branch, Value(instruction, caller))
 
-    def kind(self, instruction: Any) -> str | None:
-        """What kind of collective an instruction is or begins; None for others."""
+    def kind(self, instruction: Any, computation: int) -> str | None:
+        """What kind of collective an instruction is or begins; None for others.
+
+        A TPU's reduce_scatter is a fusion, called all-reduce-scatter, of an all-reduce and the slice that a device
+        keeps.
+        """
         opcode = instruction.opcode.removesuffix("-start")
+        if opcode == "send" and instruction.is_host_transfer:  # to the host, or to other slices by way of it
+            return attributes(instruction).get(BETWEEN_SLICES, "").lower() or None
         if opcode == "send":
-            return None if instruction.is_host_transfer else "send"
+            return "send"
+        if opcode == "all-reduce" and self.program.computations[computation].name.startswith("all-reduce-scatter"):
+            return "reduce_scatter"
         between = opcode.startswith(("all-", "collective-", "ragged-all-", "reduce-scatter"))
         return opcode.replace("-", "_") if between else None
 
-    def describe(self, instruction: Any, kind: str, count: int | None, branch: tuple[Branch, ...]) -> Collective:
+    def continues(self, instruction: Any, computation: int) -> bool:
+        """Whether a TPU's asynchronous collective was counted where it began.
+
+        It stands in several fusions, with the same `chain_id`: in that which starts it, beside the computation that
+        hides it, and in that which ends it.
+        """
+        chain = attributes(instruction).get("chain_id")
+        if chain is None:
+            return False
+        inside = self.program.computations[computation].instructions
+        if any(other.custom_call_target == "AsyncCollectiveStart" for other in inside):
+            self.begun.add(chain)
+            return False
+        if chain not in self.begun:
+            raise ValueError(f"cannot read where {instruction.name} begins: no fusion starts its chain {chain}")
+        return True
+
+    def describe(self, value: Value, kind: str, count: int | None, branch: tuple[Branch, ...]) -> Collective:
         """One collective in the terms of the mesh."""
+        instruction = value.instruction
         groups = self.groups(instruction, kind)
         participants = max(len(group) for group in groups)
         operands = self.program.operands(instruction)
-        sent = operands[:1] if kind in ("ragged_all_to_all", "send") else operands  # the others say where and how much
+        only_first = instruction.opcode == "send" or kind == "ragged_all_to_all"  # the others say where and how much
+        sent = operands[:1] if only_first else operands
         return Collective(
             kind=kind,
             axes=self.axes(groups, instruction) if participants > 1 else (),
             participants=participants,
-            operands=tuple(self.operands(instruction, sent)),
+            operands=tuple(self.operands(value, sent)),
             count=count,
             branch=branch,
         )
 
     def groups(self, instruction: Any, kind: str) -> Groups:
+        devices = math.prod(self.mesh.shape.values()) if self.mesh else 1
+        if BETWEEN_SLICES in attributes(instruction):
+            return slice_groups(instruction, devices)
         if kind in ("collective_permute", "send"):
             return linked(pairs(instruction))
-        return device_groups(instruction, math.prod(self.mesh.shape.values()) if self.mesh else 1)
+        return device_groups(instruction, devices)
 
     def axes(self, groups: Groups, instruction: Any) -> tuple[str, ...]:
         if self.mesh is None:
@@ -156,12 +190,24 @@ class Reader:
             )
         return axes_of(groups, self.mesh)
 
-    def operands(self, instruction: Any, sent: Iterable[Any]) -> Iterator[Operand]:
+    def operands(self, value: Value, sent: Iterable[Any]) -> Iterator[Operand]:
         """The arrays that enter a collective, with the lines that made them, or that of the call written by name."""
-        index = self.program.module.stack_frame_index
-        by_name = names.written_by_name(instruction.metadata.op_name)
+        instruction, index = value.instruction, self.program.module.stack_frame_index
+        around = value.caller.instruction.metadata if value.caller else instruction.metadata
+        own = instruction.metadata if instruction.metadata.op_name else around
+        by_name = names.written_by_name(own.op_name)
         for operand in sent:
-            metadata = instruction.metadata if by_name or operand.opcode == "parameter" else operand.metadata
+            maker = outside(self.program, Value(operand, value.caller))
+            metadata = own if by_name or maker.opcode == "parameter" or not maker.metadata.op_name else maker.metadata
             for dtype, bytes in arrays(operand.shape):
                 source = names.source(metadata, index) or instruction.name
                 yield Operand(bytes, dtype, names.scope(metadata.op_name), source)
+
+
+def outside(program: Program, value: Value) -> Any:
+    """The instruction that a parameter of a fusion or a call stands for; others as they are."""
+    while value.opcode == "parameter" and value.caller is not None:
+        caller = value.caller
+        number = caller.instruction.operand_ids[value.instruction.parameter_number]
+        value = Value(program.instructions[number], caller.caller)
+    return value.instruction

@@ -80,6 +80,24 @@ def inside(piece: tuple[int, int, int], axis: int, first: int, last: int) -> boo
     return piece[0] == axis and first <= piece[1] and piece[2] <= last
 
 
+def slice_groups(instruction: Any, devices: int) -> Groups:
+    """Groups of device positions of a transfer between TPU slices, which name one device of each slice.
+
+    XLA writes slices and devices of a slice as `{1,2}x{0:3}`. Raises ValueError where they are not all that there are.
+    """
+    target = attributes(instruction).get("_xla_megascale_target", "")
+    slices, _, members = (span(part) for part in target.partition("x"))
+    if not slices or len(slices) * len(members) != devices or sorted(members) != list(range(len(members))):
+        raise ValueError(f"cannot read between which of {devices} devices {instruction.name} sends: {target!r}")
+    return [[number * len(members) + member for number in range(len(slices))] for member in members]
+
+
+def span(text: str) -> list[int]:
+    """The numbers in `{0,3,5:7}`, where a colon stands for a range with its end."""
+    ends = [[int(end) for end in part.split(":")] for part in text.strip("{}").split(",") if part.strip("{}x")]
+    return [number for first, *last in ends for number in range(first, (last[0] if last else first) + 1)]
+
+
 def pairs(instruction: Any) -> list[tuple[int, int]]:
     """Source and target of each message of a permutation or a send. Raises ValueError if none are written."""
     if instruction.source_target_pairs:

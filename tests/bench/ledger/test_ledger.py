@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from bench.ledger import microbench, one_step
-from bench.ledger.microbench import KINDS, fit, measure, put_in
+from bench.ledger.microbench import KINDS, fit, input_bytes, measure_costs
 from bench.ledger.one_step import LedgerCommand
 from tests.small import small_config
 from twinstep import collectives
@@ -21,7 +21,8 @@ from twinstep.communication.entries import Collective, Operand
 def test_a_line_is_found_again():
     """Latency and bandwidth from times that are made of them."""
     times = {
-        size: 2e-4 + bytes_on_wire("all_gather", 8, put_in("all_gather", 8, size)) / 3e9 for size in microbench.SIZES
+        size: 2e-4 + bytes_on_wire("all_gather", 8, input_bytes("all_gather", 8, size)) / 3e9
+        for size in microbench.SIZES
     }
     assert fit("all_gather", 8, times) == pytest.approx((2e-4, 3e9))
 
@@ -40,8 +41,8 @@ def test_what_is_timed_is_this_kind_and_size(kind: str):
         )
     )
     (found,) = collectives(again, x, mesh=mesh)
-    assert (found.kind, found.axes, found.bytes) == (kind, ("tensor",), put_in(kind, 4, 4096))
-    (cost,) = measure(mesh, ("tensor",), [kind], sizes=(1024, 65536), rounds=1)
+    assert (found.kind, found.axes, found.bytes) == (kind, ("tensor",), input_bytes(kind, 4, 4096))
+    (cost,) = measure_costs(mesh, ("tensor",), [kind], sizes=(1024, 65536), rounds=1)
     assert cost.predict(1024) > 0
 
 
@@ -87,7 +88,7 @@ def test_a_step_that_sends_what_nobody_predicted_is_an_error(
     assert one_step.run(LedgerCommand(small_config(), devices=2, measure=False)) == 1
     printed = capsys.readouterr().out
     assert "NOT as compiled" in printed
-    assert "surplus: nothing / 1 all_gather over data, 1,234 bytes" in printed
+    assert "extra: nothing / 1 all_gather over data, 1,234 bytes" in printed
 
 
 def test_errors_come_before_the_work():

@@ -37,8 +37,8 @@ def test_what_stands_in_the_place_of_what():
     }
     assert found == {
         (("all_gather",), ("all_gather",)): "the same",
-        (("all_reduce", "reduce_scatter"), ("all_reduce",)): "otherwise",
-        ((), ("collective_permute",)): "surplus",
+        (("all_reduce", "reduce_scatter"), ("all_reduce",)): "differs",
+        ((), ("collective_permute",)): "extra",
     }
     (missing,) = match_collectives([entry("all_to_all", 64)], [])
     assert missing.verdict == "missing"
@@ -46,4 +46,4 @@ def test_what_stands_in_the_place_of_what():
 
 def test_other_axes_are_no_match():
     (one, other) = match_collectives([entry("all_reduce", 8)], [entry("all_reduce", 8, axes=("tensor",))])
-    assert {one.verdict, other.verdict} == {"missing", "surplus"}
+    assert {one.verdict, other.verdict} == {"missing", "extra"}
