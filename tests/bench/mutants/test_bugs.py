@@ -37,7 +37,7 @@ def test_the_command_shows_the_table_and_fails_for_a_bug_that_is_not_caught(
         "harmless",
         "explicit",
         says="anything",
-        edits=(Edit("step.py", "local_sum(params: optax.Params, ", "local_sum( params: optax.Params, "),),
+        edits=(Edit("step.py", "summed_loss(params: optax.Params, ", "summed_loss( params: optax.Params, "),),
     )
     monkeypatch.setattr(bugs, "BUGS", (BUGS[1], harmless))
     monkeypatch.setattr(bugs, "TWINS", {})
