@@ -46,8 +46,8 @@ def test_a_step_sends_what_the_strategy_table_predicts(strategy: str):
 @pytest.mark.parametrize(
     ("strategy", "mesh"),
     [
-        ("fsdp", ""),
-        ("sequence_parallel", "data=2,context=2,tensor=2"),
+        pytest.param("fsdp", "", marks=pytest.mark.slow),
+        pytest.param("sequence_parallel", "data=2,context=2,tensor=2", marks=pytest.mark.slow),
         ("ulysses", "fsdp=2,context=2,tensor=2"),
     ],
 )
@@ -83,8 +83,14 @@ def test_the_auto_twin_sends_what_is_predicted_where_it_is(strategy: str):
     assert (predicted is not None) == (strategy in ("data_parallel", "tensor_parallel", "ulysses"))
     if predicted is not None:
         assert sent(config, "auto", 8) == expected(config, "auto", 8)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True, unroll=1, layers=3))
-        assert sent(config, "auto", 4) == expected(config, "auto", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "ulysses"])
+def test_the_auto_twin_in_a_loop_that_computes_again_too(strategy: str):
+    config = proof_config("float32", strategy)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=True, unroll=1, layers=3))
+    assert sent(config, "auto", 4) == expected(config, "auto", 4)
 
 
 def test_constraints_close_gaps_of_the_auto_twin():
