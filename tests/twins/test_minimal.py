@@ -19,9 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import auto_sharding.minimal
 import explicit_shardmap.minimal
 from bench import DEVICE_COUNTS
-from bench.proof.programs import compiled_together, computing_in
-from bench.proof.prove import proof_state
-from shared import single_device
+from bench.proof.programs import computing_in
+from bench.proof.prove import proof_state, rounding_scales, run_single
 from shared.config import Config
 from shared.data.batches import Batch
 from shared.model.transformer import Transformer
@@ -61,12 +60,17 @@ def tokens_batch() -> Batch:
 @functools.cache
 def oracle() -> dict[str, Any]:
     """What the single-device step gives in float64."""
-    config, batch = proof_config("float64"), tokens_batch()
-    with computing_in("float64"):
-        state = proof_state(config)
-        step = compiled_together(single_device.build(config), state, batch)
-        found = jax.device_get(step.observe(state, batch, lambda state: state))
+    config = proof_config("float64")
+    found = run_single(config, proof_state(config), tokens_batch())
     return {**found, "loss": found["loss"]["train_step"]}
+
+
+@functools.cache
+def scales(dtype: Any) -> dict[str, float]:
+    """How far rounding in this type moves each leaf of the single-device step."""
+    config, batch = proof_config(dtype), tokens_batch()
+    state = proof_state(config)
+    return rounding_scales(config, state, batch, run_single(config, state, batch))
 
 
 def prepared(twin: str, dtype: Any, devices: int) -> tuple[Any, tuple[Any, ...], Any]:
@@ -106,7 +110,7 @@ def observed(twin: str, dtype: Any, devices: int) -> tuple[Report, list[Collecti
         if dtype == "float64":  # elsewhere the rounding of the stored parameters would be most of it
             found["update"] = jax.tree.map(np.subtract, *jax.device_get((after, params)))
         true = jax.tree.map(lambda leaf: leaf.astype(dtype), {name: oracle()[name] for name in found})
-        report = compare_results(true, found, work_behind(params, batch), dtype=dtype)
+        report = compare_results(true, found, work_behind(params, batch), dtype=dtype, moved=scales(dtype))
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) + loss.nbytes
         return report, collectives(program, mesh=batch.tokens.sharding.mesh), size
 
