@@ -49,7 +49,7 @@ def test_zero_1_splits_the_optimizer_state():
         assert planned(name, config, 8).arguments < whole.arguments / 2
 
 
-@pytest.mark.parametrize("strategy", ["context_parallel", "ulysses"])
+@pytest.mark.parametrize("strategy", ["context_parallel", pytest.param("ulysses", marks=pytest.mark.slow)])
 def test_long_windows_take_less_on_more_devices(strategy: str):
     """In a ring a device meets one block of keys at a time, so that scores fall with the square of the number."""
     config = sized(strategy, 1, seq_len=1024, heads=8)

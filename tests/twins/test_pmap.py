@@ -29,7 +29,7 @@ def observed(loss: Any, gradients: Any, tokens: Any, logits: Any, after: Any, me
     }
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_the_step_under_pmap_is_the_step(devices: int, float64: None):
     """In float64, with dropout, an empty device and active clipping; and every device returns the same."""
     config = proof_config("float64", "data_parallel")

@@ -17,15 +17,21 @@ from shared.placement.strategies import STRATEGIES, degrees_of
 from shared.placement.traffic import predicted_traffic, traffic_totals
 from twinstep import collectives, traced_collectives
 from twinstep.communication.account import Key, Total, total_runs, totals
+from twinstep.communication.entries import Collective
 
 
 @functools.cache
+def compiled(config: Config, name: str, devices: int) -> list[Collective]:
+    """The collectives of a compiled training step of a twin."""
+    twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
+    return collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
+
+
 def sent(config: Config, name: str, devices: int) -> dict[Key, Total]:
     """Input bytes of a compiled step of a twin, by kind and axes."""
-    twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
-    found = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
+    found, sizes = compiled(config, name, devices), degrees_of(config, devices)
     assert all(c.count is not None for c in found)
-    assert all(c.participants == math.prod(twin.mesh.shape[axis] for axis in c.axes) for c in found if c.axes)
+    assert all(c.participants == math.prod(sizes[axis] for axis in c.axes) for c in found if c.axes)
     return totals(found)
 
 
@@ -64,8 +70,7 @@ def test_in_a_loop_that_computes_again_too(strategy: str, mesh: str):
 def test_microbatches_are_reduced_once(name: str):
     """Not in every turn of their loop: one all-reduce, of as many bytes as without them."""
     config = dataclasses.replace(proof_config("float32", "data_parallel"), microbatches=2)
-    twin = TWINS[name](config, make_mesh(config.strategy, 8))
-    (found,) = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
+    (found,) = compiled(config, name, 8)
     assert (found.kind, found.count) == ("all_reduce", 1)
     assert totals([found]) == expected(config, name, 8)
 
@@ -135,16 +140,14 @@ def test_the_auto_twin_sends_what_it_did(strategy: str):
 
 def test_the_explicit_twin_communicates_where_its_source_says():
     config = proof_config("float32", "data_parallel")
-    twin = TWINS["explicit"](config, make_mesh(config.strategy, 8))
-    sources = {c.source.split(":")[0] for c in collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)}
+    sources = {c.source.split(":")[0] for c in compiled(config, "explicit", 8)}
     assert sources == {"explicit_shardmap/data_parallel.py"}
 
 
 def test_the_auto_twins_collectives_say_where_they_come_from():
     """Of each array that the partitioner sends: the line in the model, and the part of the model."""
     config = proof_config("float32", "data_parallel")
-    twin = TWINS["auto"](config, make_mesh(config.strategy, 8))
-    (found,) = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
+    (found,) = compiled(config, "auto", 8)
     scopes = {operand.scope for operand in found.operands}
     assert scopes == {"", "embedding", "blocks.attention", "blocks.feed_forward", "output"}
     assert {operand.source.split(":")[0] for operand in found.operands} == {
@@ -185,9 +188,8 @@ def test_in_a_loop_over_layers_the_auto_twin_reduces_in_every_turn():
     config = proof_config("float32", "data_parallel")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, unroll=1))
     runs = {}
-    for name, build in TWINS.items():
-        twin = build(config, make_mesh(config.strategy, 8))
-        found = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
+    for name in TWINS:
+        found = compiled(config, name, 8)
         runs[name] = total_runs(found).least
         assert totals(found) == expected(config, name, 8)
     assert runs == {"auto": 1 + config.model.layers, "explicit": 1}
@@ -200,9 +202,9 @@ def test_the_compiled_program_does_what_the_source_says(strategy: str):
     mesh = make_mesh(strategy, 8)
     twin = TWINS["explicit"](config, mesh)
     written = traced_collectives(twin.train_step, *twin.shapes())
-    compiled = collectives(twin.train_step, *twin.shapes(), mesh=mesh)
-    assert totals(written) == totals(compiled) != {}
-    assert {c.source for c in compiled} <= {c.source for c in written}
+    found = compiled(config, "explicit", 8)
+    assert totals(written) == totals(found) != {}
+    assert {c.source for c in found} <= {c.source for c in written}
     assert all(c.source.startswith("explicit_shardmap/") for c in written)
     auto = TWINS["auto"](config, mesh)
     assert traced_collectives(auto.train_step, *auto.shapes(), mesh=mesh) == []
