@@ -117,7 +117,7 @@ def test_a_mesh_is_read_in_the_order_of_the_axes():
 
 
 def test_another_mesh_than_the_one_asked_for_is_refused():
-    with pytest.raises(ValueError, match="mesh=data=8 is asked for, but the mesh made is"):
+    with pytest.raises(ValueError, match="mesh=data=8 is configured, but the mesh is"):
         layout(small_config(strategy="fsdp", mesh="data=8"), make_mesh("fsdp", MOST))
 
 
