@@ -77,6 +77,17 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path):
     assert "python -m no_such_module ended with exit code 1" in printed
 
 
+def test_a_command_can_be_killed_after_a_line(tmp_path: Path):
+    page = tmp_path / "page.md"
+    command = "python -c 'for step in range(10**9): print(step)'"
+    page.write_text(f'<!-- [[[cog run("{command}", killed_after="^2$") ]]] -->\n<!-- [[[end]]] -->\n')
+    assert "\n0\n1\n2\nKilled\n```" in written(page, page.read_text())
+    page.write_text(page.read_text().replace("10**9", "2"))
+    code, printed = checked(page)
+    assert code != 0
+    assert "ended before it printed '^2$'" in printed
+
+
 @pytest.mark.parametrize(
     ("old", "new", "report"),
     [
