@@ -120,7 +120,7 @@ class Passages:
         return fenced(f"$ {as_quoted(command)}\n{text}")
 
     def runs(self, page: Path, line: int, *commands: str) -> str:
-        """Commands without what they print, each of which must succeed."""
+        """Commands without their output; each must succeed."""
         for command in commands:
             self.output(real(command), name=command)
         return fenced("\n".join(map(as_quoted, commands)))
@@ -148,7 +148,7 @@ class Passages:
         return f"[`{file}`]({os.path.relpath(ROOT / file, page.parent)})"
 
     def output(self, command: list[str], code: str = "", *, name: str, fails: bool = False) -> str:
-        """What a command prints, of which the same (with the same code in its file) is run only once.
+        """What a command prints; the same command (with the same code in its file) is run only once.
 
         Raises ValueError for an unexpected exit code.
         """

@@ -75,7 +75,7 @@ def parameters_traffic(strategy: Strategy, config: Config, degrees: Mapping[str,
         if spec != updated:
             yield Traffic("all_gather", ("data",), piece // degrees["data"])
         if "fsdp" in sharded_axes(spec):
-            # Gathered again for the backward pass, of which no part needs a block's last bias.
+            # Gathered again for the backward pass, which does not need a block's last bias.
             again = config.model.remat and name.startswith("blocks") and not name.endswith("contract.bias")
             yield Traffic("all_gather", ("fsdp",), piece * (1 + again) * config.microbatches)
             yield Traffic("reduce_scatter", ("fsdp",), piece * degrees["fsdp"] * config.microbatches)

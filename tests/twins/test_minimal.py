@@ -52,7 +52,7 @@ def proof_config(dtype: Any) -> Config:
 
 
 def tokens_batch() -> Batch:
-    """Random tokens, of which all are counted."""
+    """Random tokens, all of them counted."""
     tokens = np.random.default_rng(0).integers(0, 256, (8, 9)).astype(np.int32)
     return Batch(tokens[:, :-1], tokens[:, 1:], np.ones((8, 8), np.float32), np.arange(8, dtype=np.uint32))
 

@@ -97,7 +97,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(
 def test_a_wrong_ledger_is_the_exit_code(
     quick: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Steps that are equal, but of which one sends more than the strategy table predicts."""
+    """Steps are equal, but one sends more than the strategy table predicts."""
     honest = predicted_traffic
 
     def too_little(config: Config, degrees: Any, twin: str) -> Any:
