@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[2]
 PYTHON = ".venv/bin/python"
 """What the pages call the interpreter; commands are run with the present one."""
 
+SETTINGS = ("XLA_", "JAX_", "MAKE", "MFLAGS", "COLUMNS", "ARGS", "RESULTS", "VENV")
+"""What the environment's names begin with that would change outputs; `make ARGS=...` hands its variables on there."""
+
 Commands = Literal["all", "quick", "none"]
 
 
@@ -178,7 +181,7 @@ class Passages:
 
     def settings(self) -> dict[str, Any]:
         """Of subprocesses: in the scratch folder, without settings of the present shell that would change outputs."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_", "MAKE", "COLUMNS"))}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(SETTINGS)}
         path = os.pathsep.join(filter(None, (self.scratch.name, os.environ.get("PYTHONPATH"))))
         return {
             "cwd": self.scratch.name,

@@ -77,6 +77,16 @@ def test_a_command_that_fails_is_an_error(tmp_path: Path):
     assert "python -m no_such_module ended with exit code 1" in printed
 
 
+def test_settings_of_the_make_that_checks_do_not_reach_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MAKEFLAGS", " -- ARGS=--check")
+    monkeypatch.setenv("ARGS", "--check")
+    page = tmp_path / "page.md"
+    page.write_text('<!-- [[[cog run("make --dry-run compare") ]]] -->\n<!-- [[[end]]] -->\n')
+    code, printed = checked(page)
+    assert "-m bench compare" in printed, (code, printed)
+    assert "--check" not in printed
+
+
 def test_a_command_can_be_killed_after_a_line(tmp_path: Path):
     page = tmp_path / "page.md"
     command = "python -c 'for step in range(10**9): print(step)'"
