@@ -1,5 +1,7 @@
 """Buckets: what is joined comes apart as it was, in as few arrays as the size allows."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from bench import TWINS
+from explicit_shardmap import data_parallel
 from shared.placement.buckets import assign, in_buckets
 from shared.placement.mesh import make_mesh
 from tests.small import small_config
@@ -69,6 +72,25 @@ def test_the_compiled_step_sends_so_many_arrays(size: int, arrays: int):
     found = collectives(twin.train_step, *twin.shapes(), mesh=twin.mesh)
     assert sum(collective.arrays for collective in found) == arrays
     assert len(found) == 1
+
+
+def test_buckets_change_no_bit():
+    """Each number is summed over the devices in the same order, wherever it stands in a message."""
+    mesh = make_mesh("data_parallel", 8)
+    rng, found = np.random.default_rng(0), []
+    params = TWINS["explicit"](small_config(), mesh).shapes()[0].params
+    local = jax.tree.map(lambda leaf: rng.normal(size=(8, *leaf.shape)).astype(np.float32), params)
+    sums = ((rng.normal(size=8).astype(np.float32), local), np.arange(8))
+    for size in (0, 1000, 2**22):
+        plan = TWINS["explicit"](small_config(bucket_bytes=size), mesh).plan
+
+        def reduced(own: Any, plan: Any = plan) -> Any:
+            return data_parallel.all_reduce(plan, jax.tree.map(lambda leaf: leaf[0], own))
+
+        found.append(jax.jit(jax.shard_map(reduced, mesh=mesh, in_specs=P("data"), out_specs=P()))(sums))
+        jax.tree.map(np.testing.assert_array_equal, found[-1], found[0])
+    exact = jax.tree.map(lambda leaf: leaf.astype(np.float64).sum(0), sums)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=0, atol=1e-5), found[-1], exact)
 
 
 def test_a_negative_size():
