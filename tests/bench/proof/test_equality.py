@@ -10,7 +10,7 @@ import pytest
 
 from bench import DEVICE_COUNTS, TWINS
 from bench.proof.programs import Programs, compiled, compiled_together
-from bench.proof.prove import proof_batch, proof_config, proof_state, prove
+from bench.proof.prove import proof_batch, proof_config, prove
 from bench.proof.trajectories import OPTIMIZERS, trajectories
 from shared import single_device
 from shared.config import Config, DType
