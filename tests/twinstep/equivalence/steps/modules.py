@@ -1,9 +1,9 @@
-"""Steps whose model is an object: NNX, changed in place, and equinox, if it is installed."""
+"""Steps whose model is an object: NNX, changed in place, and equinox."""
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -46,7 +46,6 @@ def in_place_arguments() -> tuple[Any, ...]:
 
 def equinox_step(mistake: Mistake) -> Callable[..., Any]:
     """An equinox module, which has functions among its leaves."""
-    import equinox as eqx
 
     @eqx.filter_jit
     def step(model: Any, batch: Any) -> Any:
@@ -61,13 +60,11 @@ def equinox_step(mistake: Mistake) -> Callable[..., Any]:
 
 
 def equinox_arguments() -> tuple[Any, ...]:
-    import equinox as eqx
-
     return eqx.nn.MLP(6, 3, 5, 1, key=jax.random.key(0)), BATCH
 
 
 KINDS = (
     Kind("NNX in place", in_place(returns=False), in_place_arguments),
     Kind("NNX in place with a loss", in_place(returns=True), in_place_arguments),
-    *((Kind("equinox", equinox_step, equinox_arguments),) if importlib.util.find_spec("equinox") else ()),
+    Kind("equinox", equinox_step, equinox_arguments),
 )
