@@ -17,6 +17,7 @@ import tyro
 
 from shared.cli.checkpoints import InspectCommand, RoundtripCommand, run_inspect, run_roundtrip
 from shared.cli.generate import GenerateCommand, run_generate
+from shared.cli.start import hand_over
 from shared.cli.train import TrainCommand, run_train
 from shared.config import InputError
 from shared.runtime import processes
@@ -45,7 +46,11 @@ def run_command(
     arguments: Sequence[str] | None = None,
     *context: Any,
 ) -> int:
-    """Parse the arguments, run the command that they name with (*context, flags), and return its exit code."""
+    """Parse the arguments, run the command that they name with (*context, flags), and return its exit code.
+
+    To be called within `one_line_errors`, which catches the interrupt.
+    """
+    hand_over()
     command = parse({name: kind for name, (kind, _) in commands.items()}, program, arguments)
     run = next(run for kind, run in commands.values() if kind is type(command))
     return run(*context, command)

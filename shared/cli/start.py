@@ -17,9 +17,13 @@ def importing() -> Generator[None]:
     """Context for imports: Ctrl-C ends the process with one word and 130, a setting that JAX refuses with a line and 2.
 
     The interrupt ends the process within its handler: an exception could be caught by a library in the middle of its
-    own import, or be reported from a C callback and lost. Any other ValueError passes.
+    own import, or be reported from a C callback and lost. It stays so after the imports, until `hand_over`: between the
+    two nothing would catch the exception. Any other ValueError passes.
     """
-    before = signal.signal(signal.SIGINT, end_interrupted)
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # not where a shell ignores it for a background job
+        signal.signal(signal.SIGINT, end_interrupted)
     try:
         yield
     except ValueError as error:  # JAX reads its environment variables on import
@@ -29,8 +33,12 @@ def importing() -> Generator[None]:
             raise
         print(f"error: {reason}; change or unset {', '.join(settings)}", file=sys.stderr)
         sys.exit(2)
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+
+def hand_over() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again; to be called where that is caught. Leaves a handler of others alone."""
+    if signal.getsignal(signal.SIGINT) is end_interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_interrupted(number: int, frame: FrameType | None) -> NoReturn:

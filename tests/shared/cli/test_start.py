@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from shared.cli.start import end_interrupted, hand_over, importing
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
@@ -59,6 +62,20 @@ def test_an_interrupt_at_any_import_is_one_word(command: str, module: str):
 @pytest.mark.slow
 def test_an_interrupt_of_the_instruments_at_a_later_import_is_one_word():
     assert interrupted_after_importing("twinstep", PLACES[1]) == (130, ["interrupted"])
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_the_handler_that_was_there_is_back_when_the_command_runs(handler: Any):
+    """An ignored interrupt, as of a shell's background job, stays ignored."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with importing():
+            during = signal.getsignal(signal.SIGINT)
+        hand_over()
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert during is (signal.SIG_IGN if handler is signal.SIG_IGN else end_interrupted)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "twinstep"])
