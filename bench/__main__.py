@@ -2,12 +2,15 @@
 
 import sys
 
-from bench.comparison import compare
-from bench.docs import command as docs
-from bench.ledger import all_strategies, microbench, one_step
-from bench.mutants import bugs
-from bench.timing import multiprocess
-from shared.cli.main import one_line_errors, run_command
+from shared.cli.start import importing
+
+with importing():
+    from bench.comparison import compare
+    from bench.docs import command as docs
+    from bench.ledger import all_strategies, microbench, one_step
+    from bench.mutants import bugs
+    from bench.timing import multiprocess
+    from shared.cli.main import one_line_errors, run_command
 
 COMMANDS = {
     "compare": (compare.CompareCommand, compare.run),

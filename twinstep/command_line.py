@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settle(options.devices)
         return {"check": check, "collectives": sends}[options.command](options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         if options.traceback:
             traceback.print_exc()

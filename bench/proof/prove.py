@@ -28,6 +28,7 @@ from shared.model.state import TrainState, abstract_state, initial_state
 from shared.model.transformer import Seams
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import find_strategy, read_degrees
+from shared.runtime.keys import random_key
 from twinstep.equivalence.compare import compare_results
 from twinstep.equivalence.hints import Suspect
 from twinstep.equivalence.leaves import named_results
@@ -88,7 +89,7 @@ def proof_state(config: Config) -> TrainState:
     """The state to begin with, on the host: the same numbers in every type, drawn in float32."""
     with jax.enable_x64(False):
         single = dataclasses.replace(config.model, dtype="float32", param_dtype="float32")
-        drawn = jax.device_get(initial_state(dataclasses.replace(config, model=single), jax.random.key(config.seed)))
+        drawn = jax.device_get(initial_state(dataclasses.replace(config, model=single), random_key(config.seed)))
     with computing_in(config.model.dtype):
         return jax.tree.map(cast_like, drawn, abstract_state(config))
 

@@ -14,6 +14,7 @@ from shared.config import Config
 from shared.generation.generate import generate
 from shared.placement.mesh import make_mesh
 from shared.placement.strategies import find_strategy
+from shared.runtime.keys import random_key
 
 TOKENS = 100
 COUNTS = sorted({1, device_counts(jax.device_count())[-1]})
@@ -28,7 +29,7 @@ def test_generate(benchmark: BenchmarkFixture, devices: int, name: str, cached: 
     mesh = make_mesh(config.strategy, devices)
     rows = find_strategy(config.strategy).batch_devices(mesh.shape)
     twin = TWINS[name](dataclasses.replace(config, batch=rows), mesh)
-    state = twin.init(jax.random.key(0))
+    state = twin.init(random_key(0))
 
     def run() -> None:
         assert len(list(generate(twin, state, b"ROMEO:", TOKENS, cached=cached))) == TOKENS

@@ -19,6 +19,7 @@ from shared.config import Config
 from shared.data.batches import Batch, Dataset
 from shared.data.corpus import read_corpus
 from shared.placement.mesh import make_mesh
+from shared.runtime.keys import random_key
 from shared.runtime.processes import wait_for_all
 from twinstep import collectives
 from twinstep.communication.compiled import compile_readable
@@ -57,7 +58,7 @@ def timed_step(name: str, config: Config, devices: int) -> TimedStep:
     else:
         twin = TWINS[name](config, make_mesh(config.strategy, devices, config.mesh))
         step = compile_readable(twin.train_step, *twin.shapes())
-    state, batch = twin.init(jax.random.key(config.seed)), twin.place_batch(timed_batch(config))
+    state, batch = twin.init(random_key(config.seed)), twin.place_batch(timed_batch(config))
     made = TimedStep(step, state, batch, sends=collectives(step, mesh=twin.mesh), memory=memory(step))
     made.run(2)
     return made

@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shared.config import check
 from shared.data.batches import Batch
 from shared.placement.layout import Layout
 
@@ -32,10 +33,22 @@ def place_leaf(mesh: Mesh, value: Any, spec: P) -> Any:
 
 
 def place_batch(layout: Layout, batch: Batch, size: int) -> Batch:
-    """A batch of this global size over the devices; this process gives at least the rows `local_rows`."""
+    """A batch of this global size over the devices; this process gives at least the rows `local_rows`.
+
+    Raises ValueError for a batch that lacks some of them, or, in one process, that has another size.
+    """
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
+    check(len(sizes) == 1, f"a batch's arrays have different numbers of rows ({sorted(sizes)}); give each the same")
+    given = sizes.pop()
     if jax.process_count() == 1:
+        check(given == size, f"the batch has {given} rows, but the configuration says batch={size}; give {size} rows")
         return place(layout, batch, layout.batch)
-    first = int(batch.rows[0])
+    first, needed = int(batch.rows[0]) if given else 0, local_rows(layout, size)
+    check(
+        first <= needed.start and needed.stop <= first + given,
+        f"the batch has rows {first} to {first + given - 1}, but this process needs {needed.start} to "
+        f"{needed.stop - 1} of batch={size}; give at least those",
+    )
 
     def place_rows(leaf: np.ndarray, spec: P) -> jax.Array:
         def piece(index: Any) -> np.ndarray:
