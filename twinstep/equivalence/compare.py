@@ -21,6 +21,7 @@ from twinstep.equivalence.hints import Suspect, explained, hints
 from twinstep.equivalence.leaves import Leaf, Named, Pairs, Rule, measured, named_results, paired
 from twinstep.equivalence.parts import mesh_axes, split_suspects
 from twinstep.equivalence.perturbation import movement
+from twinstep.equivalence.precision import shorter_problems
 from twinstep.equivalence.replicas import differing_replicas
 from twinstep.equivalence.report import Report
 from twinstep.equivalence.tolerance import MOVES, Work, work_behind
@@ -127,6 +128,7 @@ def compare_results(
     problems += drifting
     leaves = measured(pairs, rule)
     problems += factor_problems(leaves, pairs, rule, factor)
+    problems += shorter_problems(leaves, pairs, rule)
     if not leaves and not problems:
         problems.append("nothing was compared: there is no number in either result; return what the step computes")
     wrong = [leaf for leaf in leaves if not leaf.equal]
