@@ -20,9 +20,8 @@ def importing() -> Generator[None]:
     own import, or be reported from a C callback and lost. It stays so after the imports, until `hand_over`: between the
     two nothing would catch the exception. Any other ValueError passes.
     """
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # not where a shell ignores it for a background job
+    # A shell ignores the interrupt for a background job, and it stays ignored.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_interrupted)
     try:
         yield
@@ -51,4 +50,5 @@ def quoted_settings(reason: str) -> list[str]:
     """Return NAME=VALUE of JAX's environment variables that a reason quotes: by name, or else by value."""
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("JAX_") and value}
     named = [name for name in settings if name.lower() in reason.lower()]
-    return [f"{name}={settings[name]}" for name in named or settings if named or settings[name] in reason]
+    quoted = named or [name for name in settings if settings[name] in reason]
+    return [f"{name}={settings[name]}" for name in quoted]

@@ -1,4 +1,4 @@
-"""Numbers that were rounded to a shorter type are told by their bits, and numbers that are short by nature are not."""
+"""A leaf rounded to a shorter type is recognised by its significant bits; one that has few bits anyway is not."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +18,8 @@ def rounded(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def test_significant_bits():
-    values = np.array([1.0, 3.0, -0.75, 1 + 2.0**-52, 2.0**-1074, float(jnp.bfloat16(0.1)), 1e300])
-    assert significant_bits(values).tolist()[:6] == [1, 2, 2, 53, 1, 8]
+    values = np.array([1.0, 3.0, -0.75, 1 + 2.0**-52, 2.0**-1074, float(jnp.bfloat16(0.1))])
+    assert significant_bits(values).tolist() == [1, 2, 2, 53, 1, 8]
 
 
 @pytest.mark.parametrize("bits", [4, 5, 6])
@@ -30,14 +30,20 @@ def test_a_leaf_rounded_within_tolerance_is_not_equal(bits: int, scale: float):
     report = compare_results({"g": right}, {"g": rounded(right, bits)}, WORK)
     assert all(leaf.equal for leaf in report.leaves), "the tolerance alone would say so"
     assert not report.equal
-    assert f"g: every number has {bits} significant bits or fewer" in str(report)
+    assert f"g: no number has more than {bits} significant bits" in str(report)
 
 
-def test_what_is_computed_in_bfloat16_may_have_its_bits():
+def test_eight_bits_are_enough_in_a_bfloat16_computation():
     exact = RANDOM.normal(size=100).astype(np.float32)
     assert rounded_to(exact, rounded(exact, 8)) == (8, 24)
     assert compare_results({"g": exact}, {"g": rounded(exact, 8)}, WORK, dtype=jnp.bfloat16).equal
     assert not compare_results({"g": exact}, {"g": rounded(exact, 7)}, WORK, dtype=jnp.bfloat16).equal
+
+
+def test_a_tolerance_of_ones_own_allows_for_it():
+    right = RANDOM.normal(size=100).astype(np.float32)
+    assert compare_results({"g": right}, {"g": rounded(right, 8)}, WORK, relative=0.01).equal
+    assert not compare_results({"g": right}, {"g": rounded(right, 4)}, WORK, relative=0.01).equal
 
 
 @pytest.mark.parametrize(
@@ -51,14 +57,14 @@ def test_what_is_computed_in_bfloat16_may_have_its_bits():
     ],
     ids=["ones", "counts", "halves", "zeros", "few"],
 )
-def test_numbers_that_are_short_by_nature(short: np.ndarray):
+def test_counts_and_halves_are_not_rounded(short: np.ndarray):
     """One side has a last bit of noise in all of them."""
     noisy = np.nextafter(short.astype(np.float32), np.float32(np.inf)) * (short != 0)
     assert rounded_to(noisy, short.astype(np.float32)) is None
     assert compare_results({"g": noisy}, {"g": short.astype(np.float32)}, WORK).equal
 
 
-def test_another_order_of_sums_is_no_rounding():
+def test_a_sum_in_another_order_is_not_rounded():
     """A sum in bfloat16's own bits, in two orders, a hundred times."""
     terms = jnp.asarray(RANDOM.normal(size=(100, 16, 64)), jnp.bfloat16)
     for one in terms:
